@@ -1,9 +1,14 @@
 //! The core: plain Rust, no Python.
 //!
 //! Layers, each of which may only use those to its right:
-//! `driver -> timer, phases, stats -> wheel -> clock, error, sync`.
+//! `driver, timer -> shard, phases -> wheel, state, stats -> clock, error, sync`.
 
 pub mod clock;
+pub mod driver;
 pub mod error;
+pub mod shard;
+pub mod state;
+pub mod stats;
 pub mod sync;
+pub mod timer;
 pub mod wheel;

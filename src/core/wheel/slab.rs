@@ -1,9 +1,10 @@
 //! Storage for wheel entries: chunks at stable addresses, keys instead of pointers, memory given back.
 
 use crate::core::sync::{
-    Arc, AtomicU32, AtomicU64,
+    AtomicU32, AtomicU64,
     locked::{Cell16, Cell32, CellPtr},
 };
+use std::sync::Arc;
 
 /// No entry.
 pub const NIL: u32 = u32::MAX;
@@ -47,6 +48,13 @@ impl Entry {
             next: Cell32::new(next_free),
             place: Cell16::new(NOWHERE),
         }
+    }
+
+    /// Makes it belong to no slot, when the wheel it was filed in is gone.
+    pub fn forget_place(&self) {
+        self.place.set(NOWHERE);
+        self.prev.set(NIL);
+        self.next.set(NIL);
     }
 
     /// Whether the wheel holds it.

@@ -1,0 +1,451 @@
+//! A shard: the timers of one event loop (or of none), their wheel, and the queue of what has fired.
+//!
+//! One mutex guards all of it. No Python, no waker and no callback runs while it is held: what is to be
+//! told to others is collected, and said after the unlock. A pass over what is due gives the lock up
+//! every [`BATCH`] entries, so that an arm never waits for a burst.
+
+use super::{
+    clock::{Clock, tick_ceil, tick_floor, tick_start},
+    error::Error,
+    state::{ARMED, FIRED, IDLE, PARKED, PAUSED, STATE, STRONG},
+    stats::Stats,
+    sync::{Arc, AtomicU32, AtomicU64, Mutex, Ordering, lock},
+    wheel::{Entry, Slab, Wheel},
+};
+use std::ptr::NonNull;
+
+const BATCH: usize = 256;
+
+/// Tells the owner of a shard that fires wait for it. Called from the driver thread, with no lock held;
+/// must not block.
+pub trait Waker: Send + Sync + std::fmt::Debug {
+    /// One wake-up for all fires queued so far.
+    fn wake(&self);
+}
+
+/// Comes by when something of a shard is due. The driver is one; a shard on a manual clock has none.
+pub trait Overseer: Send + Sync + std::fmt::Debug {
+    /// Makes sure that it will come at all.
+    ///
+    /// # Errors
+    /// [`Error::NoThread`].
+    fn ensure_running(&self) -> Result<(), Error>;
+    /// Makes sure that it comes by `when`. Called under the shard's lock: must not look at the shard.
+    fn poke(&self, when: u64);
+    /// Takes note that a shard is closed.
+    fn forget(&self, shard: &Shard);
+}
+
+/// A fire on its way to its owner.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Fired {
+    index: u32,
+    seq: u32,
+    /// The deadline it was found past, in nanoseconds.
+    pub due: u64,
+    /// When that was found.
+    pub decided: u64,
+    /// By how much the timer thread itself had overslept: time in which this process did not run.
+    pub overslept: u64,
+}
+
+/// What to do with a fire on delivery.
+#[derive(Debug, PartialEq, Eq)]
+pub enum Claim {
+    /// Run it. The payload and flags are those of the timer, which is idle now.
+    Run {
+        /// The timer's payload.
+        payload: usize,
+        /// [`STRONG`] or 0.
+        flags: u32,
+    },
+    /// It was cancelled, dropped, paused or touched meanwhile; the timer has been seen to.
+    Void,
+}
+
+#[derive(Debug)]
+struct Inner {
+    wheel: Wheel,
+    slab: Slab,
+    /// Found due in the pass under way; becomes part of `fired` in order, once the pass is over.
+    found: Vec<Fired>,
+    fired: Vec<Fired>,
+    notified: bool,
+    closed: bool,
+    seq: u32,
+    stats: Stats,
+}
+
+/// See the module.
+#[derive(Debug)]
+pub struct Shard {
+    clock: Clock,
+    overseer: Option<Box<dyn Overseer>>,
+    waker: Box<dyn Waker>,
+    inner: Mutex<Inner>,
+    /// When the driver has to look here next; `u64::MAX` for never. Written under the lock.
+    next_wake: AtomicU64,
+    inherited: AtomicU32,
+}
+
+impl Shard {
+    /// A shard on `clock`. Whoever oversees it calls [`Shard::process`] when [`Shard::next_wake`] comes.
+    pub fn new(
+        clock: Clock,
+        overseer: Option<Box<dyn Overseer>>,
+        waker: Box<dyn Waker>,
+    ) -> Arc<Self> {
+        let wheel = Wheel::new(tick_floor(clock.now()));
+        Arc::new(Self {
+            clock,
+            overseer,
+            waker,
+            inner: Mutex::new(Inner {
+                wheel,
+                slab: Slab::default(),
+                found: Vec::new(),
+                fired: Vec::new(),
+                notified: false,
+                closed: false,
+                seq: 0,
+                stats: Stats::default(),
+            }),
+            next_wake: AtomicU64::new(u64::MAX),
+            inherited: AtomicU32::new(0),
+        })
+    }
+
+    /// The clock its timers run on.
+    #[must_use]
+    pub fn clock(&self) -> &Clock {
+        &self.clock
+    }
+
+    /// When it has to be looked at next, in nanoseconds; `u64::MAX` for never.
+    #[must_use]
+    pub fn next_wake(&self) -> u64 {
+        self.next_wake.load(Ordering::SeqCst)
+    }
+
+    /// Marks it as left over from before a fork: nothing of it ever fires again here.
+    pub fn inherit(&self) {
+        self.inherited.store(1, Ordering::SeqCst);
+    }
+
+    /// Whether it was made before a fork, in another process.
+    #[must_use]
+    pub fn is_inherited(&self) -> bool {
+        self.inherited.load(Ordering::Acquire) != 0
+    }
+
+    /// Whether [`Shard::close`] was called.
+    #[must_use]
+    pub fn is_closed(&self) -> bool {
+        lock(&self.inner).closed
+    }
+
+    /// Its counters.
+    #[must_use]
+    pub fn stats(&self) -> Stats {
+        lock(&self.inner).stats
+    }
+
+    pub(super) fn acquire(&self, payload: usize) -> NonNull<Entry> {
+        let mut inner = lock(&self.inner);
+        let entry = inner.slab.acquire();
+        entry.payload.set(payload);
+        NonNull::from(entry)
+    }
+
+    pub(super) fn release(&self, entry: &Entry) {
+        if self.is_inherited() {
+            return;
+        }
+        let inner = &mut *lock(&self.inner);
+        if entry.state.load(Ordering::Relaxed) & STATE != IDLE {
+            inner.wheel.remove(&inner.slab, entry.index);
+            entry.state.store(IDLE, Ordering::Release);
+            inner.stats.armed -= 1;
+            inner.stats.cancelled += 1;
+        }
+        inner.slab.release(entry.index);
+    }
+
+    pub(super) fn arm(&self, entry: &Entry, due: u64, flags: u32) -> Result<(), Error> {
+        if self.is_inherited() {
+            return Err(Error::Inherited);
+        }
+        if let Some(overseer) = &self.overseer {
+            overseer.ensure_running()?;
+        }
+        let inner = &mut *lock(&self.inner);
+        if inner.closed {
+            return Err(Error::Closed);
+        }
+        if entry.state.load(Ordering::Relaxed) & STATE == IDLE {
+            inner.stats.armed += 1;
+        } else {
+            inner.wheel.remove(&inner.slab, entry.index);
+        }
+        inner.stats.started += 1;
+        inner.seq = inner.seq.wrapping_add(1);
+        entry.seq.set(inner.seq);
+        entry.due.store(due, Ordering::SeqCst);
+        entry.state.store(ARMED | flags, Ordering::SeqCst);
+        self.file(inner, entry.index, due);
+        Ok(())
+    }
+
+    pub(super) fn move_to(&self, entry: &Entry, due: u64) {
+        if self.is_inherited() {
+            return;
+        }
+        let inner = &mut *lock(&self.inner);
+        entry.due.store(due, Ordering::SeqCst);
+        let state = entry.state.load(Ordering::Relaxed);
+        // A queued fire sees the new deadline on delivery.
+        if matches!(state & STATE, ARMED | PARKED) {
+            inner.wheel.remove(&inner.slab, entry.index);
+            entry
+                .state
+                .store(ARMED | (state & STRONG), Ordering::SeqCst);
+            self.file(inner, entry.index, due);
+        }
+    }
+
+    pub(super) fn unpark(&self, entry: &Entry) {
+        if self.is_inherited() {
+            return;
+        }
+        let inner = &mut *lock(&self.inner);
+        let state = entry.state.load(Ordering::Relaxed);
+        let due = entry.due.load(Ordering::Relaxed);
+        if state & STATE == PARKED && due & PAUSED == 0 && !inner.closed {
+            entry
+                .state
+                .store(ARMED | (state & STRONG), Ordering::SeqCst);
+            self.file(inner, entry.index, due);
+        }
+    }
+
+    pub(super) fn cancel(&self, entry: &Entry) -> Option<u32> {
+        if self.is_inherited() {
+            // No other thread of the parent lives here, and the driver never will.
+            let state = entry.state.swap(IDLE, Ordering::AcqRel);
+            return (state & STATE != IDLE).then_some(state & STRONG);
+        }
+        let inner = &mut *lock(&self.inner);
+        let state = entry.state.load(Ordering::Relaxed);
+        if state & STATE == IDLE {
+            return None;
+        }
+        inner.wheel.remove(&inner.slab, entry.index);
+        entry.state.store(IDLE, Ordering::Release);
+        inner.stats.armed -= 1;
+        inner.stats.cancelled += 1;
+        Some(state & STRONG)
+    }
+
+    /// Files an entry and tells the driver if it has to come earlier than it planned. The poke is a
+    /// futex call at most and only when the driver sleeps past this deadline, so it may be made here,
+    /// under the lock.
+    fn file(&self, inner: &mut Inner, key: u32, due: u64) {
+        let now = tick_floor(self.clock.now());
+        inner.wheel.catch_up(now);
+        inner.wheel.insert(&inner.slab, key, tick_ceil(due));
+        let next = inner.wheel.next_tick().map_or(u64::MAX, tick_start);
+        if next < self.next_wake.load(Ordering::Relaxed) {
+            self.next_wake.store(next, Ordering::SeqCst);
+            if let Some(overseer) = &self.overseer {
+                overseer.poke(next);
+            }
+        }
+    }
+
+    /// Finds everything due at `now`, queues it, and wakes the owner once. `overslept` is noted in each
+    /// fire. Returns when to come again.
+    pub fn process(&self, now: u64, overslept: u64) -> u64 {
+        let tick = tick_floor(now);
+        loop {
+            let mut guard = lock(&self.inner);
+            let inner = &mut *guard;
+            let over = (0..BATCH).any(|_| match inner.wheel.pop(&inner.slab, tick) {
+                None => true,
+                Some(key) => {
+                    Self::visit(inner, key, now, overslept);
+                    false
+                }
+            });
+            if !over {
+                continue;
+            }
+            let wake = Self::publish(inner);
+            let next = inner.wheel.next_tick().map_or(u64::MAX, tick_start);
+            self.next_wake.store(next, Ordering::SeqCst);
+            // The owner is told once nobody can wait for this lock on its behalf.
+            drop(guard);
+            if wake {
+                self.waker.wake();
+            }
+            return next;
+        }
+    }
+
+    fn visit(inner: &mut Inner, key: u32, now: u64, overslept: u64) {
+        let entry = inner.slab.entry(key);
+        let flags = entry.state.load(Ordering::Relaxed) & STRONG;
+        let mut due = entry.due.load(Ordering::SeqCst);
+        if due & PAUSED != 0 {
+            entry.state.store(PARKED | flags, Ordering::SeqCst);
+            due = entry.due.load(Ordering::SeqCst);
+            if due & PAUSED != 0 {
+                return;
+            }
+            entry.state.store(ARMED | flags, Ordering::SeqCst);
+        }
+        if due > now {
+            inner.stats.rearmed += 1;
+            inner.wheel.insert(&inner.slab, key, tick_ceil(due));
+        } else {
+            entry.state.store(FIRED | flags, Ordering::SeqCst);
+            inner.stats.decided.record(now - due);
+            let seq = entry.seq.get();
+            inner.found.push(Fired {
+                index: key,
+                seq,
+                due,
+                decided: now,
+                overslept,
+            });
+        }
+    }
+
+    /// Moves what the pass found into the queue: by deadline, equal ones first in, first out.
+    fn publish(inner: &mut Inner) -> bool {
+        let newest = inner.seq;
+        // Age instead of number: the arm counter may have wrapped.
+        inner
+            .found
+            .sort_unstable_by_key(|f| (f.due, u32::MAX - newest.wrapping_sub(f.seq)));
+        inner.fired.append(&mut inner.found);
+        if inner.found.capacity() > 4 * BATCH {
+            inner.found = Vec::new();
+        }
+        let wake = !inner.fired.is_empty() && !inner.notified;
+        inner.notified |= wake;
+        wake
+    }
+
+    /// Takes the queued fires. Each has to be claimed before it runs.
+    #[must_use]
+    pub fn take(&self) -> Vec<Fired> {
+        let mut inner = lock(&self.inner);
+        inner.notified = false;
+        std::mem::take(&mut inner.fired)
+    }
+
+    /// Puts fires back that were taken and not claimed, ahead of newer ones. Whether the owner has to
+    /// be woken again.
+    pub fn put_back(&self, mut rest: Vec<Fired>) -> bool {
+        let mut inner = lock(&self.inner);
+        rest.append(&mut inner.fired);
+        inner.fired = rest;
+        let wake = !inner.fired.is_empty() && !inner.notified;
+        inner.notified |= wake;
+        wake
+    }
+
+    /// Judges a fire at the moment of delivery, `now`. `keep` is called with the payload under the lock
+    /// if it is to run; it may take a reference, and nothing else.
+    pub fn claim(&self, fired: &Fired, now: u64, keep: impl FnOnce(usize)) -> Claim {
+        let inner = &mut *lock(&self.inner);
+        let Some(entry) = inner.slab.get(fired.index) else {
+            return Claim::Void;
+        };
+        let state = entry.state.load(Ordering::Relaxed);
+        if state & STATE != FIRED || entry.seq.get() != fired.seq {
+            return Claim::Void;
+        }
+        let due = entry.due.load(Ordering::SeqCst);
+        if due & PAUSED != 0 {
+            entry
+                .state
+                .store(PARKED | (state & STRONG), Ordering::SeqCst);
+            // Resumed in between: its owner may have looked at the state too early to see it parked.
+            let due = entry.due.load(Ordering::SeqCst);
+            if due & PAUSED == 0 {
+                self.rescue(inner, fired.index, due);
+            }
+            return Claim::Void;
+        }
+        if due > now {
+            self.rescue(inner, fired.index, due);
+            return Claim::Void;
+        }
+        entry.state.store(IDLE, Ordering::Release);
+        let payload = entry.payload.get();
+        inner.stats.armed -= 1;
+        inner.stats.fired += 1;
+        inner.stats.delivered.record(now - due);
+        keep(payload);
+        Claim::Run {
+            payload,
+            flags: state & STRONG,
+        }
+    }
+
+    fn rescue(&self, inner: &mut Inner, key: u32, due: u64) {
+        inner.stats.rescued += 1;
+        let entry = inner.slab.entry(key);
+        let flags = entry.state.load(Ordering::Relaxed) & STRONG;
+        entry.state.store(ARMED | flags, Ordering::SeqCst);
+        self.file(inner, key, due);
+    }
+
+    /// Ends the shard: nothing of it fires any more. Returns the payloads of the strong timers that
+    /// were active, for the caller to drop, now that no lock is held.
+    pub fn close(&self) -> Vec<usize> {
+        let mut dropped = Vec::new();
+        if !self.is_inherited() {
+            let inner = &mut *lock(&self.inner);
+            inner.closed = true;
+            inner.wheel = Wheel::new(0);
+            for entry in inner.slab.iter() {
+                let state = entry.state.load(Ordering::Relaxed);
+                if state & STATE == IDLE {
+                    continue;
+                }
+                entry.forget_place();
+                entry.state.store(IDLE, Ordering::SeqCst);
+                inner.stats.armed -= 1;
+                inner.stats.dropped += 1;
+                if state & STRONG != 0 {
+                    dropped.push(entry.payload.get());
+                }
+            }
+            inner.fired = Vec::new();
+            self.next_wake.store(u64::MAX, Ordering::SeqCst);
+        }
+        if let Some(overseer) = self.overseer.as_ref().filter(|_| !self.is_inherited()) {
+            overseer.forget(self);
+        }
+        dropped
+    }
+
+    /// Calls `visit` with the payload of each active strong timer (for a garbage collector), unless the
+    /// lock is taken. `visit` must do nothing but look.
+    pub fn each_strong(&self, mut visit: impl FnMut(usize)) {
+        if self.is_inherited() {
+            return;
+        }
+        let Ok(inner) = self.inner.try_lock() else {
+            return;
+        };
+        for entry in inner.slab.iter() {
+            let state = entry.state.load(Ordering::Relaxed);
+            if state & STATE != IDLE && state & STRONG != 0 {
+                visit(entry.payload.get());
+            }
+        }
+    }
+}
