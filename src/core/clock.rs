@@ -101,6 +101,15 @@ pub enum Clock {
 }
 
 impl Clock {
+    /// Its ticks. A manual clock has one a nanosecond: a test that advances to a deadline has reached it.
+    #[must_use]
+    pub const fn ticks(&self) -> Ticks {
+        match self {
+            Self::Real => Ticks::new(TICK_SHIFT),
+            Self::Manual(_) => Ticks::new(0),
+        }
+    }
+
     /// Now, in nanoseconds.
     #[must_use]
     pub fn now(&self) -> u64 {
@@ -140,11 +149,13 @@ mod tests {
 
     #[test]
     fn conversions_round_away_from_early() {
-        assert_eq!(tick_ceil(0), 0);
-        assert_eq!(tick_ceil(1), 1);
-        assert_eq!(tick_ceil(1 << TICK_SHIFT), 1);
-        assert_eq!(tick_ceil((1 << TICK_SHIFT) + 1), 2);
-        assert_eq!(tick_floor((2 << TICK_SHIFT) - 1), 1);
+        let ticks = Clock::Real.ticks();
+        assert_eq!(ticks.ceil(0), 0);
+        assert_eq!(ticks.ceil(1), 1);
+        assert_eq!(ticks.ceil(1 << TICK_SHIFT), 1);
+        assert_eq!(ticks.ceil((1 << TICK_SHIFT) + 1), 2);
+        assert_eq!(ticks.floor((2 << TICK_SHIFT) - 1), 1);
+        assert_eq!(Ticks::new(0).ceil(7), 7);
         assert_eq!(ns_from_secs(1e-9), 1);
         assert_eq!(ns_from_secs(0.3), 300_000_000);
         assert_eq!(ns_from_secs(1.000_000_000_1), 1_000_000_001);
@@ -156,7 +167,7 @@ mod tests {
         assert_eq!(ns_from_secs(f64::NAN), 0);
         assert_eq!(ns_from_secs(f64::INFINITY), FAR);
         assert_eq!(ns_from_secs(1e308), FAR);
-        assert_eq!(tick_start(u64::MAX), FAR);
+        assert_eq!(Clock::Real.ticks().start(u64::MAX), FAR);
     }
 
     #[test]

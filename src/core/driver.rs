@@ -10,7 +10,7 @@
 //!   `sleeping_until`, and unparks the driver if it would come too late. Both sides are sequentially
 //!   consistent: one of them sees the other. `sleeping_until` is 0 while the driver is awake, so a burst
 //!   of arms costs one unpark at most.
-//! - Fork: a pass runs inside `gate`, which [`Driver::hold`] takes before a fork. So at the fork no lock
+//! - Fork: all that takes a lock runs inside `gate`, which [`Driver::hold`] takes before a fork. So at the fork no lock
 //!   of a shard is held by the driver, and the child, where the driver does not exist, finds them free.
 //!   The child gets a new driver; `parker` alone may be left locked, and belongs to the old one.
 
@@ -212,6 +212,7 @@ impl Driver {
 
     /// Publishes that it will sleep until `until`; false if some shard cannot wait that long.
     pub fn prepare_sleep(&self, until: u64) -> bool {
+        self.hold();
         self.0.sleeping_until.store(until, Ordering::SeqCst);
         let earliest = lock(&self.0.shards)
             .live
@@ -219,6 +220,7 @@ impl Driver {
             .map(|s| s.next_wake())
             .min()
             .unwrap_or(u64::MAX);
+        self.let_go();
         let calm = earliest >= until;
         if !calm {
             self.0.sleeping_until.store(0, Ordering::SeqCst);

@@ -6,6 +6,7 @@
 pub mod clock;
 pub mod driver;
 pub mod error;
+pub mod phases;
 pub mod shard;
 pub mod state;
 pub mod stats;

@@ -5,7 +5,7 @@
 //! every [`BATCH`] entries, so that an arm never waits for a burst.
 
 use super::{
-    clock::{Clock, tick_ceil, tick_floor, tick_start},
+    clock::{Clock, Ticks},
     error::Error,
     state::{ARMED, FIRED, IDLE, PARKED, PAUSED, STATE, STRONG},
     stats::Stats,
@@ -95,7 +95,7 @@ impl Shard {
         overseer: Option<Box<dyn Overseer>>,
         waker: Box<dyn Waker>,
     ) -> Arc<Self> {
-        let wheel = Wheel::new(tick_floor(clock.now()));
+        let wheel = Wheel::new(clock.ticks().floor(clock.now()));
         Arc::new(Self {
             clock,
             overseer,
@@ -250,10 +250,14 @@ impl Shard {
     /// futex call at most and only when the driver sleeps past this deadline, so it may be made here,
     /// under the lock.
     fn file(&self, inner: &mut Inner, key: u32, due: u64) {
-        let now = tick_floor(self.clock.now());
+        let ticks = self.clock.ticks();
+        let now = ticks.floor(self.clock.now());
         inner.wheel.catch_up(now);
-        inner.wheel.insert(&inner.slab, key, tick_ceil(due));
-        let next = inner.wheel.next_tick().map_or(u64::MAX, tick_start);
+        inner.wheel.insert(&inner.slab, key, ticks.ceil(due));
+        let next = inner
+            .wheel
+            .next_tick()
+            .map_or(u64::MAX, |tick| ticks.start(tick));
         if next < self.next_wake.load(Ordering::Relaxed) {
             self.next_wake.store(next, Ordering::SeqCst);
             if let Some(overseer) = &self.overseer {
@@ -265,14 +269,15 @@ impl Shard {
     /// Finds everything due at `now`, queues it, and wakes the owner once. `overslept` is noted in each
     /// fire. Returns when to come again.
     pub fn process(&self, now: u64, overslept: u64) -> u64 {
-        let tick = tick_floor(now);
+        let ticks = self.clock.ticks();
+        let tick = ticks.floor(now);
         loop {
             let mut guard = lock(&self.inner);
             let inner = &mut *guard;
             let over = (0..BATCH).any(|_| match inner.wheel.pop(&inner.slab, tick) {
                 None => true,
                 Some(key) => {
-                    Self::visit(inner, key, now, overslept);
+                    Self::visit(inner, ticks, key, now, overslept);
                     false
                 }
             });
@@ -280,7 +285,10 @@ impl Shard {
                 continue;
             }
             let wake = Self::publish(inner);
-            let next = inner.wheel.next_tick().map_or(u64::MAX, tick_start);
+            let next = inner
+                .wheel
+                .next_tick()
+                .map_or(u64::MAX, |tick| ticks.start(tick));
             self.next_wake.store(next, Ordering::SeqCst);
             // The owner is told once nobody can wait for this lock on its behalf.
             drop(guard);
@@ -291,7 +299,7 @@ impl Shard {
         }
     }
 
-    fn visit(inner: &mut Inner, key: u32, now: u64, overslept: u64) {
+    fn visit(inner: &mut Inner, ticks: Ticks, key: u32, now: u64, overslept: u64) {
         let entry = inner.slab.entry(key);
         let flags = entry.state.load(Ordering::Relaxed) & STRONG;
         let mut due = entry.due.load(Ordering::SeqCst);
@@ -305,7 +313,7 @@ impl Shard {
         }
         if due > now {
             inner.stats.rearmed += 1;
-            inner.wheel.insert(&inner.slab, key, tick_ceil(due));
+            inner.wheel.insert(&inner.slab, key, ticks.ceil(due));
         } else {
             entry.state.store(FIRED | flags, Ordering::SeqCst);
             inner.stats.decided.record(now - due);
