@@ -14,25 +14,37 @@ pub const TICK_SHIFT: u32 = 18;
 /// the timer's paused mark.
 pub const FAR: u64 = 1 << 62;
 
-/// Nanoseconds to ticks, rounded up.
-#[must_use]
-pub const fn tick_ceil(ns: u64) -> u64 {
-    (ns >> TICK_SHIFT) + ((ns & ((1 << TICK_SHIFT) - 1) != 0) as u64)
-}
+/// How a clock's nanoseconds map to ticks of a wheel.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Ticks(u32);
 
-/// Nanoseconds to ticks, rounded down.
-#[must_use]
-pub const fn tick_floor(ns: u64) -> u64 {
-    ns >> TICK_SHIFT
-}
+impl Ticks {
+    /// Ticks of `1 << shift` nanoseconds.
+    #[must_use]
+    pub const fn new(shift: u32) -> Self {
+        Self(shift)
+    }
 
-/// The first nanosecond of a tick; saturates at [`FAR`].
-#[must_use]
-pub const fn tick_start(tick: u64) -> u64 {
-    if tick >= FAR >> TICK_SHIFT {
-        FAR
-    } else {
-        tick << TICK_SHIFT
+    /// Nanoseconds to ticks, rounded up.
+    #[must_use]
+    pub const fn ceil(self, ns: u64) -> u64 {
+        (ns >> self.0) + ((ns & ((1 << self.0) - 1) != 0) as u64)
+    }
+
+    /// Nanoseconds to ticks, rounded down.
+    #[must_use]
+    pub const fn floor(self, ns: u64) -> u64 {
+        ns >> self.0
+    }
+
+    /// The first nanosecond of a tick; saturates at [`FAR`].
+    #[must_use]
+    pub const fn start(self, tick: u64) -> u64 {
+        if tick >= FAR >> self.0 {
+            FAR
+        } else {
+            tick << self.0
+        }
     }
 }
 
