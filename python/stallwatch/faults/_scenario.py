@@ -95,6 +95,8 @@ class Scenario:
     keepalive: KeepAlive = "auto"
 
     def __post_init__(self) -> None:
+        # A label is as good as the member; later code compares by identity.
+        object.__setattr__(self, "fault", Fault(self.fault))
         if self.at < 0:
             raise ValueError(f"at must be 0 or more, not {self.at}")
         _check("delay", self.delay, zero=self.fault not in (Fault.DRIP, Fault.DRIP_BYTES))

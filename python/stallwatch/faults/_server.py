@@ -28,7 +28,8 @@ class FaultServer:
 
     Use it as an async context manager, or from blocking code through `serve_in_thread()`. A request
     whose model name reads as a scenario (`stall:3`, `ping:2`, `nohead`, ...) gets that one; any
-    other gets what `play` last set.
+    other gets what `play` last set. `requests` keeps a record of each, in order of arrival; one
+    that asks for something impossible is answered with 400 and leaves no record.
 
     Args:
         scenario: What is played until `play` says otherwise.
