@@ -29,9 +29,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--port", type=int, default=0, help="port (default: a free one)")
     parser.add_argument(
         "--fault",
-        type=Fault,
-        choices=list(Fault),
-        default=known.fault,
+        choices=[str(fault) for fault in Fault],
+        default=str(known.fault),
         metavar="LABEL",
         help=f"what goes wrong: {', '.join(Fault)} (default: {known.fault})",
     )
@@ -77,7 +76,7 @@ def run(args: argparse.Namespace) -> int:
     builtin = args.stream.startswith("builtin:")
     try:
         scenario = Scenario(
-            fault=args.fault,
+            fault=Fault(args.fault),
             at=args.at,
             stream=args.stream if builtin else Path(args.stream),
             delay=args.delay,
