@@ -2,10 +2,18 @@
 
 use pyo3::prelude::*;
 
+mod clock;
+mod errors;
+mod listeners;
+mod phases;
+
 #[pymodule]
 #[pyo3(name = "_stallwatch")]
 mod stallwatch_native {
     use super::*;
+
+    #[pymodule_export]
+    use super::phases::{PhaseTracker, Restore, phase_table, set_strict_default};
 
     #[pymodule_init]
     fn init(m: &Bound<'_, PyModule>) -> PyResult<()> {

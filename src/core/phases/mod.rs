@@ -38,7 +38,8 @@ use super::{
 };
 
 mod phase;
-#[cfg(all(test, not(loom)))]
+#[cfg(test)]
+#[cfg(not(loom))]
 mod tests;
 
 pub use phase::Phase;
