@@ -145,6 +145,8 @@ impl Wheel {
     pub fn catch_up(&mut self, now: u64) {
         if now > self.elapsed && self.next_tick().is_none_or(|next| next > now) {
             self.elapsed = now;
+            // It is empty; at the new time it may be a slot of the future.
+            self.begun = READY;
         }
     }
 

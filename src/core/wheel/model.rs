@@ -183,6 +183,21 @@ fn time_that_goes_back_is_clamped() {
     pair.advance(1_010);
 }
 
+#[test]
+fn a_slot_that_was_emptied_is_an_ordinary_slot_again() {
+    // The slot that has begun is empty, the wheel moves on by a whole turn of it, and an entry lands in
+    // the same slot: it must wait for its tick. (It once came at once, and again for ever.)
+    let (mut slab, mut wheel) = (Slab::default(), Wheel::new(0));
+    let key = slab.acquire().index;
+    wheel.insert(&slab, key, 1);
+    assert_eq!(wheel.pop(&slab, 1), Some(key));
+    wheel.catch_up(64);
+    wheel.insert(&slab, key, 65);
+    assert_eq!(wheel.next_tick(), Some(65));
+    assert_eq!(wheel.pop(&slab, 64), None);
+    assert_eq!(wheel.pop(&slab, 65), Some(key));
+}
+
 #[derive(Debug, Clone)]
 enum Op {
     Insert(u64),
