@@ -4,7 +4,6 @@ use pyo3::prelude::*;
 
 mod clock;
 mod errors;
-mod listeners;
 mod phases;
 
 #[pymodule]
@@ -13,7 +12,7 @@ mod stallwatch_native {
     use super::*;
 
     #[pymodule_export]
-    use super::phases::{PhaseTracker, Restore, phase_table, set_strict_default};
+    use super::phases::{TrackerCore, bind_phases, phase_table, set_strict_default};
 
     #[pymodule_init]
     fn init(m: &Bound<'_, PyModule>) -> PyResult<()> {

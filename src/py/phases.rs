@@ -1,19 +1,20 @@
-//! `PhaseTracker`, `Restore` and the strict default.
+//! The core of `PhaseTracker`, and the strict default.
 //!
-//! An operation runs in the core, which takes and frees its lock. Only then does [`PhaseTracker::tell`]
-//! run Python code: listeners first, as they are what takes clocks out of service, the warning after.
+//! Nothing in this file runs Python code. An operation answers with a report, and `stallwatch._tracker`,
+//! from a Python frame, calls listeners, logs and raises. From here that would be fatal at interpreter
+//! exit: CPython ends a daemon thread by unwinding it (`pthread_exit` when it next wants the GIL), and
+//! with a Rust frame on its stack that aborts the process. So the classes behind the results are handed
+//! in by [`bind_phases`], not imported, and a `PhaseState` is made by `tuple.__new__`, which is C.
 
-use super::{
-    clock,
-    listeners::{Listeners, log_error, log_warning},
-};
+use super::clock;
 use crate::core::{
+    clock::secs,
     phases::{Phase, Report, Since, State, Token, Tracker},
     sync::{Mutex, lock},
 };
 use pyo3::{
-    PyTraverseError, PyVisit,
-    exceptions::{PyTypeError, PyValueError},
+    exceptions::{PyRuntimeError, PyTypeError, PyValueError},
+    intern,
     prelude::*,
     sync::PyOnceLock,
     types::{PyBool, PyInt, PyTuple},
@@ -87,270 +88,164 @@ impl<'py> FromPyObject<'_, 'py> for SinceArg {
     }
 }
 
-/// The members of `Phase` by number, and the class `PhaseState`.
-struct Classes {
-    members: Py<PyTuple>,
+/// The members of `Phase` in order, and the class `PhaseState`.
+static CLASSES: PyOnceLock<(Vec<Py<PyAny>>, Py<PyAny>)> = PyOnceLock::new();
+
+/// Hand in the members of `Phase` in order and the class `PhaseState`; the first call counts.
+#[pyfunction]
+pub(crate) fn bind_phases(
+    py: Python<'_>,
+    members: Vec<Py<PyAny>>,
     state: Py<PyAny>,
+) -> PyResult<()> {
+    if members.len() != Phase::ALL.len() {
+        return Err(PyValueError::new_err("one member for each phase"));
+    }
+    CLASSES.get_or_init(py, || (members, state));
+    Ok(())
 }
 
-static CLASSES: PyOnceLock<Classes> = PyOnceLock::new();
-
-/// Looked up at first use, as the compiled module must import with nothing above it. The imports run
-/// outside the cell's own initialiser: a signal handler that comes back here would lock up in it.
-fn classes(py: Python<'_>) -> PyResult<&Classes> {
-    if let Some(classes) = CLASSES.get(py) {
-        return Ok(classes);
-    }
-    let phase = py.import("stallwatch._phases")?.getattr("Phase")?;
-    let members: Vec<_> = Phase::ALL
-        .iter()
-        .map(|known| phase.call1((known.number(),)))
-        .collect::<PyResult<_>>()?;
-    let found = Classes {
-        members: PyTuple::new(py, members)?.unbind(),
-        state: py
-            .import("stallwatch._phase_state")?
-            .getattr("PhaseState")?
-            .unbind(),
+fn state_object(py: Python<'_>, state: State) -> PyResult<Bound<'_, PyAny>> {
+    let number = usize::from(state.phase.number());
+    let Some((Some(member), class)) = CLASSES
+        .get(py)
+        .map(|(members, class)| (members.get(number), class))
+    else {
+        return Err(PyRuntimeError::new_err("bind_phases() was not called"));
     };
-    // Another thread's is as good.
-    Ok(CLASSES.get_or_init(py, || found))
+    py.get_type::<PyTuple>().call_method1(
+        intern!(py, "__new__"),
+        (class, (member, secs(state.elapsed_ns), state.seq)),
+    )
 }
 
-fn state_object<'py>(py: Python<'py>, state: State) -> PyResult<Bound<'py, PyAny>> {
-    let classes = classes(py)?;
-    let member = classes
-        .members
-        .bind(py)
-        .get_item(usize::from(state.phase.number()))?;
-    let elapsed = crate::core::clock::secs(state.elapsed_ns);
-    classes.state.bind(py).call1((member, elapsed, state.seq))
-}
+/// What an operation did, for Python: the states before and after, if it made a transition; the text of
+/// the violation, if it was the first; the text of the refusal, if it was refused.
+type Told<'py> = (
+    Option<Bound<'py, PyAny>>,
+    Bound<'py, PyAny>,
+    Option<String>,
+    Option<String>,
+);
 
-/// Which phase a turn is in, since when, and how often that has changed.
-///
-/// Thread-safe. Phases are entered one after another; a transient phase is borrowed and given back, and
-/// borrows nest. Three things are violations: entering a phase while one is borrowed, giving back in the
-/// wrong order, and a phase still borrowed at `assert_clean()`. The first marks the tracker invalid for
-/// good, and clocks that read it then never fire. In strict mode a violation raises
-/// `PhaseViolationError` before anything changes; otherwise it is logged once and the turn goes on.
-///
-/// `strict=None` asks the environment (`STALLWATCH_PHASE_STRICT`), then the default of the process.
-#[pyclass(frozen, weakref, module = "stallwatch")]
-pub(crate) struct PhaseTracker {
-    core: Tracker,
-    listeners: Listeners,
-}
+/// The core of a phase tracker: all its rules and its state.
+#[pyclass(frozen, subclass, module = "stallwatch._stallwatch")]
+pub(crate) struct TrackerCore(Tracker);
 
-impl PhaseTracker {
-    /// Tells the world what an operation did, and answers for it.
-    fn conclude<T>(&self, py: Python<'_>, report: Report<T>) -> PyResult<T> {
-        self.tell(py, &report)?;
-        Ok(report.result?)
-    }
-
-    /// Comes back with an error only for what ends the process.
-    fn tell<T>(&self, py: Python<'_>, report: &Report<T>) -> PyResult<()> {
-        let mut told = Ok(());
-        if (report.change.is_some() || report.violation.is_some()) && !self.listeners.is_empty() {
-            told = self.call_listeners(py, report);
-        }
-        match &report.violation {
-            Some(text) if report.result.is_ok() => told.and(log_warning(
-                py,
-                "phase tracker invalid, clocks that read it are off: %s",
-                text,
-            )),
-            _ => told,
-        }
-    }
-
-    fn call_listeners<T>(&self, py: Python<'_>, report: &Report<T>) -> PyResult<()> {
-        let change = report.change;
-        let after = change.map_or_else(|| self.core.current(), |change| change.after);
-        let before = change.map(|change| state_object(py, change.before));
-        match (before.transpose(), state_object(py, after)) {
-            (Ok(before), Ok(after)) => self
-                .listeners
-                .call(py, (before, after, report.violation.as_deref())),
-            (Err(error), _) | (_, Err(error)) => {
-                let none = py.None();
-                log_error(py, "cannot tell of a phase: %r", none.bind(py), error)
-            }
-        }
+impl TrackerCore {
+    fn told<'py, T>(&self, py: Python<'py>, report: Report<T>) -> PyResult<Told<'py>> {
+        let after = report
+            .change
+            .map_or_else(|| self.0.current(), |change| change.after);
+        Ok((
+            report
+                .change
+                .map(|change| state_object(py, change.before))
+                .transpose()?,
+            state_object(py, after)?,
+            report.violation,
+            report.result.err().map(|error| error.to_string()),
+        ))
     }
 }
 
 #[pymethods]
-impl PhaseTracker {
+impl TrackerCore {
     #[new]
     #[pyo3(signature = (*, strict = None))]
     fn new(strict: Option<bool>) -> Self {
         let strict = strict.unwrap_or_else(strict_by_environment);
-        Self {
-            core: Tracker::new(clock::current(), strict),
-            listeners: Listeners::default(),
-        }
+        Self(Tracker::new(clock::current(), strict))
     }
 
-    /// Enter a phase. Its time starts anew and `seq` grows, also when it is the current one.
-    fn enter(&self, py: Python<'_>, phase: PhaseArg) -> PyResult<()> {
-        self.conclude(py, self.core.enter(phase.0))
+    /// Enter a phase.
+    fn _enter<'py>(&self, py: Python<'py>, phase: PhaseArg) -> PyResult<Told<'py>> {
+        self.told(py, self.0.enter(phase.0))
     }
 
-    /// Borrow a phase until the returned `Restore` is called or its `with` block ends.
-    ///
-    /// With `since="pause"` the borrowed time is not charged to the outer phase; with `since="keep"` the
-    /// outer phase's time runs on.
-    #[pyo3(signature = (phase, *, since = SinceArg(Since::Pause)))]
-    #[pyo3(text_signature = "($self, phase, *, since='pause')")]
-    fn enter_transient(
-        slf: &Bound<'_, Self>,
+    /// Borrow a phase. The token comes first.
+    fn _borrow<'py>(
+        &self,
+        py: Python<'py>,
         phase: PhaseArg,
         since: SinceArg,
-    ) -> PyResult<Restore> {
-        let (py, this) = (slf.py(), slf.get());
-        let report = this.core.borrow(phase.0, since.0);
-        let told = this.tell(py, &report);
-        let restore = Restore {
-            tracker: slf.clone().unbind(),
-            token: report.result?,
+    ) -> PyResult<(u64, Told<'py>)> {
+        let report = self.0.borrow(phase.0, since.0);
+        let token = match report.result {
+            Ok(Token(number)) => number,
+            Err(error) => return Err(error.into()),
         };
-        if let Err(fatal) = told {
-            // The caller never sees the `Restore`, so nobody else can give the phase back.
-            let _ = this.core.restore(restore.token);
-            return Err(fatal);
-        }
-        Ok(restore)
+        Ok((token, self.told(py, report)?))
+    }
+
+    /// Give a borrowed phase back.
+    fn _restore<'py>(&self, py: Python<'py>, token: u64) -> PyResult<Told<'py>> {
+        self.told(py, self.0.restore(Token(token)))
+    }
+
+    /// Check that no phase is borrowed.
+    fn _assert_clean<'py>(&self, py: Python<'py>) -> PyResult<Told<'py>> {
+        self.told(py, self.0.assert_clean())
     }
 
     /// Phase, seconds in it and `seq`, as of one moment.
     fn current<'py>(&self, py: Python<'py>) -> PyResult<Bound<'py, PyAny>> {
-        state_object(py, self.core.current())
+        state_object(py, self.0.current())
     }
 
     /// The number of transitions so far.
     #[getter]
     fn seq(&self) -> u64 {
-        self.core.seq()
+        self.0.seq()
     }
 
     /// The number of phases borrowed and not yet given back.
     #[getter]
     fn depth(&self) -> usize {
-        self.core.depth()
+        self.0.depth()
     }
 
     /// Whether there was a violation. It never becomes false again.
     #[getter]
     fn invalid(&self) -> bool {
-        self.core.invalid()
+        self.0.invalid()
     }
 
     /// The text of the first violation.
     #[getter]
     fn violation(&self) -> Option<String> {
-        self.core.violation()
+        self.0.violation()
     }
 
     /// Whether violations raise.
     #[getter]
     fn strict(&self) -> bool {
-        self.core.strict()
+        self.0.strict()
     }
 
     /// Whether there was a transition or a mark since the last `take_dirty()`.
     #[getter]
     fn is_dirty(&self) -> bool {
-        self.core.dirty()
+        self.0.dirty()
     }
 
     /// Mark the tracker as changed.
     fn mark_dirty(&self) {
-        self.core.mark_dirty();
+        self.0.mark_dirty();
     }
 
     /// Read and clear the mark. Checkpoint code peeks at `is_dirty`, saves, and only then takes.
     fn take_dirty(&self) -> bool {
-        self.core.take_dirty()
-    }
-
-    /// The end of a run: no phase may still be borrowed.
-    ///
-    /// In strict mode it also raises an earlier violation again, in case somebody swallowed it.
-    fn assert_clean(&self, py: Python<'_>) -> PyResult<()> {
-        self.conclude(py, self.core.assert_clean())
-    }
-
-    /// Call `callback(previous, state, violation)` after each transition and at the first violation.
-    fn _watch(&self, callback: Py<PyAny>) {
-        self.listeners.add(callback);
-    }
-
-    /// Stop calling it.
-    fn _unwatch(&self, callback: &Bound<'_, PyAny>) -> PyResult<()> {
-        self.listeners.remove(callback)
+        self.0.take_dirty()
     }
 
     fn __repr__(&self) -> String {
-        let state = self.core.current();
-        let invalid = if self.core.invalid() { " invalid" } else { "" };
+        let state = self.0.current();
+        let invalid = if self.0.invalid() { " invalid" } else { "" };
         format!(
             "<PhaseTracker {} seq={}{invalid}>",
             state.phase.label(),
             state.seq
         )
-    }
-
-    fn __traverse__(&self, visit: PyVisit<'_>) -> Result<(), PyTraverseError> {
-        self.listeners.traverse(&visit)
-    }
-
-    fn __clear__(&self) {
-        self.listeners.clear();
-    }
-}
-
-/// Gives a borrowed phase back: call it, or use it as a context manager. Doing so twice does no harm.
-#[pyclass(frozen, weakref, module = "stallwatch")]
-pub(crate) struct Restore {
-    tracker: Py<PhaseTracker>,
-    token: Token,
-}
-
-#[pymethods]
-impl Restore {
-    /// Bring the outer phase back.
-    fn __call__(&self, py: Python<'_>) -> PyResult<()> {
-        let tracker = self.tracker.get();
-        tracker
-            .conclude(py, tracker.core.restore(self.token))
-            .map(drop)
-    }
-
-    fn __enter__(slf: Py<Self>) -> Py<Self> {
-        slf
-    }
-
-    /// Bring the outer phase back. An exception of the block always goes on: it may be a cancel, and a
-    /// violation that took its place would swallow it. The violation is then logged instead.
-    fn __exit__(
-        &self,
-        py: Python<'_>,
-        exc_type: &Bound<'_, PyAny>,
-        _exc: &Bound<'_, PyAny>,
-        _traceback: &Bound<'_, PyAny>,
-    ) -> PyResult<()> {
-        match self.__call__(py) {
-            Err(error) if !exc_type.is_none() => {
-                log_error(py, "phase violation beside %r", exc_type, error)
-            }
-            result => result,
-        }
-    }
-
-    // The tracker's own `__clear__` breaks every cycle through here.
-    fn __traverse__(&self, visit: PyVisit<'_>) -> Result<(), PyTraverseError> {
-        visit.call(&self.tracker)
     }
 }

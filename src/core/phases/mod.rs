@@ -95,9 +95,10 @@ impl<T> Report<T> {
     }
 }
 
-/// Names one borrowed phase of one tracker.
+/// Names one borrowed phase of one tracker. Numbers never repeat, and one that was never issued names
+/// nothing, so a number from outside can at worst restore another of the same tracker's phases.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub struct Token(u64);
+pub struct Token(pub u64);
 
 #[derive(Debug, Clone, Copy)]
 enum OuterTime {
