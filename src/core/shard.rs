@@ -363,6 +363,11 @@ impl Shard {
         wake
     }
 
+    /// Wakes the owner.
+    pub fn wake(&self) {
+        self.waker.wake();
+    }
+
     /// Judges a fire at the moment of delivery, `now`. `keep` is called with the payload under the lock
     /// if it is to run; it may take a reference, and nothing else.
     pub fn claim(&self, fired: &Fired, now: u64, keep: impl FnOnce(usize)) -> Claim {

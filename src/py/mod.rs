@@ -2,9 +2,16 @@
 
 use pyo3::prelude::*;
 
+mod bridge;
 mod clock;
+mod convert;
+mod deliver;
+mod dispatch;
 mod errors;
+mod lifecycle;
 mod phases;
+mod refs;
+mod wheel;
 
 #[pymodule]
 #[pyo3(name = "_stallwatch")]
@@ -12,10 +19,19 @@ mod stallwatch_native {
     use super::*;
 
     #[pymodule_export]
+    use super::{
+        bridge::Bridge,
+        clock::{ManualClock, now},
+        dispatch::DispatchQueue,
+        wheel::{Alarm, Deadline, IdleTimer, raw_stats},
+    };
+
+    #[pymodule_export]
     use super::phases::{TrackerCore, bind_phases, phase_table, set_strict_default};
 
     #[pymodule_init]
     fn init(m: &Bound<'_, PyModule>) -> PyResult<()> {
+        super::lifecycle::register(m)?;
         m.add("__version__", env!("CARGO_PKG_VERSION"))
     }
 }

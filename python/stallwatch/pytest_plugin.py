@@ -1,0 +1,1 @@
+"""The pytest plugin of stallwatch. Imported in every pytest run of everybody who has stallwatch installed."""

@@ -1,0 +1,306 @@
+//! From the driver into an event loop: one wake-up per batch per loop.
+//!
+//! Each loop has one bridge, kept as an attribute of the loop, so both die together. The driver writes
+//! to an eventfd that the loop watches (`add_reader`); a flag in the shard keeps it from writing twice.
+//! Loops without `add_reader` are woken through the dispatcher thread and `call_soon_threadsafe`.
+
+use std::{
+    fs::File,
+    io::{self, Read, Write},
+    os::fd::{AsRawFd, FromRawFd},
+    sync::Arc,
+};
+
+use pyo3::{
+    PyTraverseError, PyVisit,
+    exceptions::PyNotImplementedError,
+    intern,
+    prelude::*,
+    sync::PyOnceLock,
+    types::{PyDict, PyWeakrefReference},
+};
+
+use super::{clock, deliver, lifecycle, refs};
+use crate::core::{
+    clock::Clock,
+    shard::{Claim, Overseer, Shard, Waker},
+    stats::Stats,
+    sync::{Mutex, lock},
+};
+
+/// A drain lets the loop see to other things after so many callbacks, or so long (ns).
+const BURST: usize = 1024;
+const BURST_NS: u64 = 1_000_000;
+
+/// Bridges of loops that may be alive, to find the closed ones among them.
+static KNOWN: Mutex<Vec<Py<PyWeakrefReference>>> = Mutex::new(Vec::new());
+
+#[cfg(target_os = "linux")]
+fn open_channel() -> io::Result<(File, File)> {
+    // SAFETY: makes a descriptor, touches no memory.
+    let fd = unsafe { libc::eventfd(0, libc::EFD_NONBLOCK | libc::EFD_CLOEXEC) };
+    if fd < 0 {
+        return Err(io::Error::last_os_error());
+    }
+    // SAFETY: the descriptor was just made, and nobody else owns it.
+    let file = unsafe { File::from_raw_fd(fd) };
+    Ok((file.try_clone()?, file))
+}
+
+#[cfg(not(target_os = "linux"))]
+fn open_channel() -> io::Result<(File, File)> {
+    let (reader, writer) = std::os::unix::net::UnixStream::pair()?;
+    reader.set_nonblocking(true)?;
+    writer.set_nonblocking(true)?;
+    let own = |s: std::os::unix::net::UnixStream| File::from(std::os::fd::OwnedFd::from(s));
+    Ok((own(reader), own(writer)))
+}
+
+#[derive(Debug)]
+struct Channel(File);
+
+impl Waker for Channel {
+    fn wake(&self) {
+        // A full channel is a wake-up too.
+        let _ = (&self.0).write(&1_u64.to_ne_bytes());
+    }
+}
+
+/// The way of one event loop to its timers.
+#[pyclass(frozen, weakref, module = "stallwatch._stallwatch")]
+pub(crate) struct Bridge {
+    pub(crate) shard: Arc<Shard>,
+    reader: File,
+    event_loop: refs::Slot,
+}
+
+impl Bridge {
+    fn close(&self, py: Python<'_>) {
+        for payload in self.shard.close() {
+            // SAFETY: a strong timer owned one reference; the shard gave it up. No lock is held.
+            drop(unsafe { refs::owned(py, payload) });
+        }
+    }
+}
+
+impl Drop for Bridge {
+    fn drop(&mut self) {
+        // SAFETY: Python objects are freed with the GIL held.
+        self.close(unsafe { Python::assume_attached() });
+    }
+}
+
+#[pymethods]
+impl Bridge {
+    /// Runs what is due. Called by the loop.
+    fn drain(slf: &Bound<'_, Self>) -> PyResult<()> {
+        let this = slf.get();
+        if this.shard.is_inherited() {
+            return Ok(());
+        }
+        let _ = (&this.reader).read(&mut [0; 64]);
+        let clock = this.shard.clock();
+        let started = clock.now();
+        let fires = this.shard.take();
+        for (at, fired) in fires.iter().enumerate() {
+            let now = clock.now();
+            if at == BURST || now.saturating_sub(started) > BURST_NS {
+                this.later(fires[at..].to_vec());
+                return Ok(());
+            }
+            // SAFETY: the GIL is held, and an object that is gone has taken its timer with it.
+            let claim = this
+                .shard
+                .claim(fired, now, |object| unsafe { refs::retain(object) });
+            let Claim::Run { payload, flags } = claim else {
+                continue;
+            };
+            // SAFETY: `retain` has made this reference.
+            let target = unsafe { refs::owned(slf.py(), payload) };
+            if let Err(error) = deliver::run(&target, flags, fired) {
+                if deliver::ends_the_loop(slf.py(), &error) {
+                    this.later(fires[at + 1..].to_vec());
+                    return Err(error);
+                }
+                this.report(slf.py(), error, &target)?;
+            }
+        }
+        Ok(())
+    }
+
+    fn __traverse__(&self, visit: PyVisit<'_>) -> Result<(), PyTraverseError> {
+        let mut result = self.event_loop.traverse(&visit);
+        self.shard.each_strong(|payload| {
+            if result.is_ok() {
+                result = refs::traverse_raw(&visit, payload);
+            }
+        });
+        result
+    }
+
+    fn __clear__(&self, py: Python<'_>) {
+        self.close(py);
+        drop(self.event_loop.take(py));
+    }
+}
+
+impl Bridge {
+    fn later(&self, rest: Vec<crate::core::shard::Fired>) {
+        if self.shard.put_back(rest) {
+            self.shard.wake();
+        }
+    }
+
+    fn report(&self, py: Python<'_>, error: PyErr, target: &Bound<'_, PyAny>) -> PyResult<()> {
+        let Some(event_loop) = self.event_loop.get(py) else {
+            return Ok(());
+        };
+        let context = PyDict::new(py);
+        context.set_item(
+            "message",
+            format!("Exception in the callback of {}", target.repr()?),
+        )?;
+        context.set_item("exception", error.into_value(py))?;
+        event_loop.call_method1(py, intern!(py, "call_exception_handler"), (context,))?;
+        Ok(())
+    }
+}
+
+/// The event loop that runs in this thread, if one does.
+pub(crate) fn running_loop(py: Python<'_>) -> PyResult<Option<Bound<'_, PyAny>>> {
+    static GET: PyOnceLock<Py<PyAny>> = PyOnceLock::new();
+    let get = match GET.get(py) {
+        Some(get) => get,
+        None => {
+            // Without asyncio there is no loop, and it is not for us to import it.
+            let modules = py.import("sys")?.getattr("modules")?;
+            let Ok(events) = modules.get_item("asyncio.events") else {
+                return Ok(None);
+            };
+            let Some(get) = events.getattr_opt("_get_running_loop")? else {
+                return Ok(None);
+            };
+            GET.get_or_init(py, || get.unbind())
+        }
+    };
+    let event_loop = get.bind(py).call0()?;
+    Ok((!event_loop.is_none()).then_some(event_loop))
+}
+
+/// The shard of an event loop, made at its first timer.
+pub(crate) fn shard_of(event_loop: &Bound<'_, PyAny>) -> PyResult<Arc<Shard>> {
+    let py = event_loop.py();
+    if let Some(known) = event_loop.getattr_opt(intern!(py, "_stallwatch_bridge"))?
+        && let Ok(bridge) = known.cast_exact::<Bridge>()
+    {
+        let shard = &bridge.get().shard;
+        if !shard.is_inherited() && clock::is_current(shard.clock()) {
+            return Ok(shard.clone());
+        }
+    }
+    make(event_loop)
+}
+
+#[cold]
+fn make(event_loop: &Bound<'_, PyAny>) -> PyResult<Arc<Shard>> {
+    let py = event_loop.py();
+    reap(py);
+    let (reader, writer) = open_channel()?;
+    let descriptor = reader.as_raw_fd();
+    let channel = Box::new(Channel(writer));
+    let shard = match clock::manual() {
+        Some(manual) => {
+            let shard = Shard::new(manual.clock(), None, channel);
+            manual.adopt(&shard);
+            shard
+        }
+        None => {
+            let driver = lifecycle::driver();
+            let overseer: Box<dyn Overseer> = Box::new(driver.clone());
+            let shard = Shard::new(Clock::Real, Some(overseer), channel);
+            driver.adopt(&shard);
+            shard
+        }
+    };
+    let event_loop_slot = refs::Slot::new(event_loop.clone().unbind());
+    let bridge = Bound::new(
+        py,
+        Bridge {
+            shard: shard.clone(),
+            reader,
+            event_loop: event_loop_slot,
+        },
+    )?;
+    watch(&bridge, event_loop, descriptor)?;
+    event_loop.setattr(intern!(py, "_stallwatch_bridge"), &bridge)?;
+    let weak = PyWeakrefReference::new(bridge.as_any())?.unbind();
+    lock(&KNOWN).push(weak);
+    Ok(shard)
+}
+
+/// Has the loop call `drain` when the descriptor is readable; in a context of its own, since whatever
+/// context happens to make the first timer must not be kept, nor seen by other timers' callbacks.
+fn watch(bridge: &Bound<'_, Bridge>, event_loop: &Bound<'_, PyAny>, fd: i32) -> PyResult<()> {
+    let py = bridge.py();
+    let context = py.import("contextvars")?.getattr("Context")?.call0()?;
+    let add_reader = event_loop.getattr("add_reader")?;
+    let drain = bridge.getattr("drain")?;
+    match context.call_method1("run", (add_reader, fd, drain)) {
+        Ok(_) => Ok(()),
+        Err(error) if error.is_instance_of::<PyNotImplementedError>(py) => {
+            py.import("stallwatch._dispatch")?
+                .call_method1("relay", (bridge, event_loop, fd))?;
+            Ok(())
+        }
+        Err(error) => Err(error),
+    }
+}
+
+fn each_known(py: Python<'_>, mut act: impl FnMut(&Bound<'_, Bridge>)) {
+    let known: Vec<_> = lock(&KNOWN).iter().map(|weak| weak.clone_ref(py)).collect();
+    for weak in known {
+        if let Some(bridge) = weak.bind(py).upgrade()
+            && let Ok(bridge) = bridge.cast_exact::<Bridge>()
+        {
+            act(bridge);
+        }
+    }
+}
+
+/// Ends the shards of closed loops: what they still held is dropped and counted.
+pub(crate) fn reap(py: Python<'_>) {
+    each_known(py, |bridge| {
+        let event_loop = bridge.get().event_loop.get(py);
+        let closed = event_loop.is_some_and(|event_loop| {
+            event_loop
+                .call_method0(py, "is_closed")
+                .is_ok_and(|is| is.is_truthy(py).unwrap_or(false))
+        });
+        if closed && !bridge.get().shard.is_closed() {
+            bridge.get().close(py);
+        }
+    });
+    let alive = |weak: &Py<PyWeakrefReference>| {
+        weak.bind(py).upgrade().is_some_and(|bridge| {
+            bridge
+                .cast_exact::<Bridge>()
+                .is_ok_and(|bridge| !bridge.get().shard.is_closed())
+        })
+    };
+    let (live, dead): (Vec<_>, Vec<_>) = std::mem::take(&mut *lock(&KNOWN))
+        .into_iter()
+        .partition(alive);
+    lock(&KNOWN).extend(live);
+    drop(dead);
+}
+
+/// The counters of everything in this process.
+pub(crate) fn stats(py: Python<'_>) -> Stats {
+    reap(py);
+    lifecycle::driver().stats()
+}
+
+/// In the child of a fork: the parent's bridges are not ours to look after.
+pub(crate) fn forget_all() {
+    std::mem::forget(std::mem::take(&mut *lock(&KNOWN)));
+}
