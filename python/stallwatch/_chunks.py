@@ -139,15 +139,17 @@ class Classifier:
     def _single(self, chunk: object) -> Folded:
         single = Classifier()
         single._memory.raw = self._memory.raw
-        single._live = self._live  # for its mode alone
+        single._cold = sse.Wire(self._live.mode if self._live is not None else sse.UNDECIDED)
         return single.fold((chunk,), final=True)
 
     def _cold_wire(self) -> sse.Wire:
         cold = self._cold
         if cold is None:
             cold = self._cold = sse.Wire()
-        if cold.mode == sse.UNDECIDED and self._live is not None and not cold.holds_head():
-            cold.mode = self._live.mode
+        live = self._live
+        if live is not None and live.mode == sse.PLAIN and not cold.holds_head():
+            # It need not wait for the decision: a colon at the start gives its text at once.
+            cold.mode = sse.PLAIN
         return cold
 
     def _unpack(self, items: list[sse.Item], into: Pieces) -> None:

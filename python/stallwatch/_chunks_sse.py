@@ -35,6 +35,7 @@ Item = tuple[int, Any]
 FIELDS = ("data:", "event:", "id:", "retry:")
 PINGS = frozenset({"ping", "keepalive", "keep-alive", "heartbeat"})
 
+_MARK = "\ufeff"
 _NEWLINE = re.compile(r"\r\n|\n|\r")
 # A byte stream that starts with a colon and shows no newline for this long is no SSE.
 _MAX_HEAD_LINE = 256
@@ -113,24 +114,26 @@ class Wire:
         value = line[5:].lstrip(" ") if line.startswith("data:") else ""
         return self._line(line) if value and not _like_json(value) else []
 
-    def _first(self, text: str, whole: bool) -> list[Item]:
-        if not self._head:
-            text = text.removeprefix("\ufeff")
+    def _first(self, chunk: str, whole: bool) -> list[Item]:
+        text = chunk if self._head else chunk.removeprefix(_MARK)
         self.mode = _decide(text, whole, started=bool(self._head))
-        if self.mode != SSE and not whole and self._open and text[:1] not in (":", ""):
-            # Bytes may cut a line: look at it joined before calling it plain text.
-            self.mode = _decide(self._open + text, whole, started=True)
-        if self.mode == UNDECIDED and text:
-            *ended, last = _NEWLINE.split(text)
-            self._open = last if ended or last[0] == ":" else self._open + last
-            if len(self._open) > _MAX_HEAD_LINE and not whole:
-                self.mode = PLAIN
-        self._head.append(text)
+        # Bytes may cut a line: look at it joined before calling it plain text. But a colon after a
+        # comment opens the next comment, from a reader that took the newlines off.
+        joined = text if whole or self._open[:1] == text[:1] == ":" else self._open + text
+        if self.mode != SSE and text:
+            self.mode = _decide(joined, whole, started=bool(self._head))
         if self.mode == UNDECIDED:
-            return [(META if text and text[0] not in ":\r\n" else ALIVE, None)] if text else []
-        head, self._head = self._head, []
+            if not text:
+                return []
+            self._open = _NEWLINE.split(joined)[-1]
+            if whole or len(self._open) <= _MAX_HEAD_LINE:
+                self._head.append(chunk)
+                return [(META if text[0] not in ":\r\n" else ALIVE, None)]
+            self.mode = PLAIN
+        head, self._head = [*self._head, chunk], []
         if self.mode == PLAIN:
             return [(WORDS, piece) for piece in head if piece]
+        head[0] = head[0].removeprefix(_MARK)
         return [item for piece in head for item in self._sse(piece)]
 
     def _sse(self, text: str) -> list[Item]:
@@ -146,8 +149,8 @@ class Wire:
             return self._raw(text)
         if self._framing == _UNKNOWN:
             self._sure = broken
-            if text and not broken and not self._starts_line(text):
-                broken = True  # the first bytes of a line
+            # The first bytes of a line may be too few to be one.
+            broken = broken or not text.startswith((*FIELDS, ":"))
             self._framing = _RAW if broken else _LINES
             return self._raw(text) if broken else self._whole(text)
         if text[:1] in ("\r", "\n") or not self._starts_line(text):
