@@ -311,10 +311,13 @@ impl Shard {
             }
             entry.state.store(ARMED | flags, Ordering::SeqCst);
         }
-        if due > now {
+        // `now` may be behind the wheel, which an arm has moved on since; the wheel's time has come too.
+        // Filing what has come by that time would hand it out again at once, for ever.
+        if due > now && ticks.ceil(due) > inner.wheel.elapsed() {
             inner.stats.rearmed += 1;
             inner.wheel.insert(&inner.slab, key, ticks.ceil(due));
         } else {
+            let now = now.max(due);
             entry.state.store(FIRED | flags, Ordering::SeqCst);
             inner.stats.decided.record(now - due);
             let seq = entry.seq.get();

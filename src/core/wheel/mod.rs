@@ -70,6 +70,12 @@ impl Wheel {
         self.filed == 0
     }
 
+    /// The tick it stands at: all entries filed under earlier ones have been handed out.
+    #[must_use]
+    pub fn elapsed(&self) -> u64 {
+        self.elapsed
+    }
+
     /// Files an entry under `tick`, behind all that are there already.
     pub fn insert(&mut self, slab: &Slab, key: u32, tick: u64) {
         let place = self.place(tick);
