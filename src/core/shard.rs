@@ -448,15 +448,15 @@ impl Shard {
         dropped
     }
 
-    /// Calls `visit` with the payload of each active strong timer (for a garbage collector), unless the
-    /// lock is taken. `visit` must do nothing but look.
+    /// Calls `visit` with the payload of each active strong timer (for a garbage collector). `visit`
+    /// must do nothing but look. Waits for the lock: a collector asks twice, and would take for garbage
+    /// what it was shown the first time only. Whoever holds the lock allocates no Python object, so no
+    /// collection can begin under it.
     pub fn each_strong(&self, mut visit: impl FnMut(usize)) {
         if self.is_inherited() {
             return;
         }
-        let Ok(inner) = self.inner.try_lock() else {
-            return;
-        };
+        let inner = lock(&self.inner);
         for entry in inner.slab.iter() {
             let state = entry.state.load(Ordering::Relaxed);
             if state & STATE != IDLE && state & STRONG != 0 {
