@@ -359,6 +359,9 @@ impl Shard {
     /// be woken again.
     pub fn put_back(&self, mut rest: Vec<Fired>) -> bool {
         let mut inner = lock(&self.inner);
+        if inner.closed {
+            return false;
+        }
         rest.append(&mut inner.fired);
         inner.fired = rest;
         let wake = !inner.fired.is_empty() && !inner.notified;
@@ -439,6 +442,7 @@ impl Shard {
                     dropped.push(entry.payload.get());
                 }
             }
+            inner.found = Vec::new();
             inner.fired = Vec::new();
             self.next_wake.store(u64::MAX, Ordering::SeqCst);
         }
