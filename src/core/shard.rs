@@ -201,8 +201,11 @@ impl Shard {
             return;
         }
         let inner = &mut *lock(&self.inner);
-        entry.due.store(due, Ordering::SeqCst);
         let state = entry.state.load(Ordering::Relaxed);
+        if state & STATE == IDLE {
+            return;
+        }
+        entry.due.store(due, Ordering::SeqCst);
         // A queued fire sees the new deadline on delivery.
         if matches!(state & STATE, ARMED | PARKED) {
             inner.wheel.remove(&inner.slab, entry.index);

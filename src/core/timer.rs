@@ -1,6 +1,8 @@
 //! A timer: a handle to one entry of a shard's wheel. The ground rules are in [`super::state`].
+//! Deadlines beyond [`FAR`] saturate: bit 63 is not theirs.
 
 use super::{
+    clock::FAR,
     error::Error,
     shard::Shard,
     state::{FIRED, IDLE, PARKED, PAUSED, STATE},
@@ -52,24 +54,27 @@ impl Timer {
     /// # Errors
     /// [`Error::Closed`], [`Error::Inherited`], [`Error::NoThread`]; nothing has changed then.
     pub fn arm(&self, due: u64, flags: u32) -> Result<(), Error> {
-        self.shard.arm(self.entry(), due, flags)
+        self.shard.arm(self.entry(), due.min(FAR), flags)
     }
 
-    /// Moves the deadline later, without a lock. Wrong (late) for a `due` before the last one set.
+    /// Moves the deadline later, without a lock. Late for a `due` before the last one set; lost for a
+    /// paused timer ([`Timer::pause`] anew sets what is left, [`Timer::resume_at`] lets it run).
     #[inline]
     pub fn touch(&self, due: u64) {
-        self.entry().due.store(due, Ordering::Release);
+        self.entry().due.store(due.min(FAR), Ordering::Release);
     }
 
     /// Moves the deadline anywhere. No effect on an idle timer.
     pub fn move_to(&self, due: u64) {
-        self.shard.move_to(self.entry(), due);
+        self.shard.move_to(self.entry(), due.min(FAR));
     }
 
     /// Stops the clock; `rest` is what [`Timer::due`] reports meanwhile. Lock-free.
     #[inline]
     pub fn pause(&self, rest: u64) {
-        self.entry().due.store(PAUSED | rest, Ordering::Release);
+        self.entry()
+            .due
+            .store(PAUSED | rest.min(FAR), Ordering::Release);
     }
 
     /// Lets a paused clock run again until `due`, which must not lie before the last unpaused due.
@@ -77,7 +82,7 @@ impl Timer {
     #[inline]
     pub fn resume_at(&self, due: u64) {
         let entry = self.entry();
-        entry.due.store(due, Ordering::SeqCst);
+        entry.due.store(due.min(FAR), Ordering::SeqCst);
         if entry.state.load(Ordering::SeqCst) & STATE == PARKED {
             self.shard.unpark(entry);
         }
