@@ -150,6 +150,7 @@ def test_cut_of_the_first_line_in_bytes() -> None:
     """A first chunk without a newline may be a line or the start of one."""
     assert read([b"da", b"ta: hel", b"lo\n\n"])[1] == "hello"
     assert read([b"data: hel", b"lo\n\n", b"data: x\n\n"])[1] == "hellox"
+    assert read([b"data:", b" hello\n\n", b"data: x\n\n"])[1] == "hellox"
     assert read([b": pi", b"ng\n\ndata: x\n\n"]) == ([KEEPALIVE, PROGRESS], "x")
     assert read([b'data: {"type"', b':"message_stop"}', b"\n\n"])[0] == [0, 0, TERMINAL]
     assert read([b"event: pi", b"ng\n", b"data: x\n\n"])[0] == [0, KEEPALIVE, KEEPALIVE]

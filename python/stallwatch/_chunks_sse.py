@@ -167,8 +167,9 @@ class Wire:
         # A colon is far more often a cut inside JSON than a comment inside an event.
         if text[0] == ":" and not self._held:
             return True
-        cut = self._last_kind in (META, WORDS) or self._last[:1] == ":"
-        return not (cut and self._last)
+        if not self._last or self._last_kind in (EVENT, DONE, FAILED, OTHER):
+            return True
+        return self._last_kind == ALIVE and not self._last.startswith((":", "data:"))
 
     def _whole(self, line: str) -> list[Item]:
         items = self._line(line)
@@ -187,6 +188,8 @@ class Wire:
         elif head:
             if self._held:
                 self._held.pop()
+            elif self._words and self._last.startswith("data:"):
+                self._words -= 1  # an empty data line, which was none
             if end is None:
                 self._framing = _RAW
                 self._tail = [self._last, head]
