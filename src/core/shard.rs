@@ -255,6 +255,9 @@ impl Shard {
     fn file(&self, inner: &mut Inner, key: u32, due: u64) {
         let ticks = self.clock.ticks();
         let now = ticks.floor(self.clock.now());
+        if now < inner.wheel.elapsed() {
+            Self::set_back(inner, ticks, now);
+        }
         inner.wheel.catch_up(now);
         inner.wheel.insert(&inner.slab, key, ticks.ceil(due));
         let next = inner
@@ -266,6 +269,21 @@ impl Shard {
             if let Some(overseer) = &self.overseer {
                 overseer.poke(next);
             }
+        }
+    }
+
+    /// The clock went back (it must not, but some hypervisors let it): files everything anew from there.
+    /// Timers armed before then come late by the jump, later ones on time, and none early.
+    #[cold]
+    fn set_back(inner: &mut Inner, ticks: Ticks, now: u64) {
+        inner.wheel = Wheel::new(now);
+        for entry in inner.slab.iter().filter(|entry| entry.is_filed()) {
+            entry.forget_place();
+            // One that is paused comes out at the next visit.
+            let due = entry.due.load(Ordering::Relaxed) & !PAUSED;
+            inner
+                .wheel
+                .insert(&inner.slab, entry.index, ticks.ceil(due));
         }
     }
 
