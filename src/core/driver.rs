@@ -161,12 +161,15 @@ impl Driver {
     /// Ends the thread and waits for it (it is never in the middle of anything long). Timers can still
     /// be armed afterwards; they do not fire.
     pub fn stop(&self) {
-        let thread = lock(&self.0.thread).take();
-        if self.0.running.swap(2, Ordering::SeqCst) == 1 {
-            self.0.parker.unpark();
-            if let Some(thread) = thread {
-                drop(thread.join());
-            }
+        // Under the lock that a start takes: either that one sees 2, or its thread is seen here.
+        let thread = {
+            let mut slot = lock(&self.0.thread);
+            self.0.running.store(2, Ordering::SeqCst);
+            slot.take()
+        };
+        self.0.parker.unpark();
+        if let Some(thread) = thread {
+            drop(thread.join());
         }
     }
 
