@@ -314,7 +314,9 @@ impl Shard {
             // The owner is told once nobody can wait for this lock on its behalf.
             drop(guard);
             if wake {
+                let unheard = Unheard(self);
                 self.waker.wake();
+                std::mem::forget(unheard);
             }
             return next;
         }
@@ -488,5 +490,14 @@ impl Shard {
                 visit(entry.payload.get());
             }
         }
+    }
+}
+
+/// A wake-up that did not reach the owner, if it gets dropped: the next pass tries again.
+struct Unheard<'a>(&'a Shard);
+
+impl Drop for Unheard<'_> {
+    fn drop(&mut self) {
+        lock(&self.0.inner).notified = false;
     }
 }
