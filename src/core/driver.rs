@@ -25,6 +25,9 @@ use super::{
 /// Waking up later than planned by more than this means that the process did not run.
 pub const FROZEN: u64 = 250_000_000;
 
+/// How long the driver waits after a pass that panicked.
+const BACK_OFF: u64 = 10_000_000;
+
 #[derive(Debug, Default)]
 struct Shards {
     live: Vec<Arc<Shard>>,
@@ -190,6 +193,11 @@ impl Driver {
         self.0.gate.store(0, Ordering::SeqCst);
     }
 
+    fn enter(&self) -> Gate<'_> {
+        self.hold();
+        Gate(self)
+    }
+
     /// In the child of a fork: marks every shard of this driver as inherited.
     pub fn abandon(&self) {
         for shard in &lock(&self.0.shards).live {
@@ -199,7 +207,7 @@ impl Driver {
 
     /// One pass over all shards at `now`; returns the next moment of interest.
     pub fn pass(&self, now: u64, overslept: u64) -> u64 {
-        self.hold();
+        let _gate = self.enter();
         let live = lock(&self.0.shards).live.clone();
         let mut next = u64::MAX;
         for shard in &live {
@@ -209,13 +217,12 @@ impl Driver {
             }
             next = next.min(at);
         }
-        self.let_go();
         next
     }
 
     /// Publishes that it will sleep until `until`; false if some shard cannot wait that long.
     pub fn prepare_sleep(&self, until: u64) -> bool {
-        self.hold();
+        let gate = self.enter();
         self.0.sleeping_until.store(until, Ordering::SeqCst);
         let earliest = lock(&self.0.shards)
             .live
@@ -223,7 +230,7 @@ impl Driver {
             .map(|s| s.next_wake())
             .min()
             .unwrap_or(u64::MAX);
-        self.let_go();
+        drop(gate);
         let calm = earliest >= until;
         if !calm {
             self.0.sleeping_until.store(0, Ordering::SeqCst);
@@ -249,8 +256,9 @@ impl Driver {
                     // A bug of ours. The entry at hand is lost, everything else goes on; the count
                     // shows in the statistics.
                     self.0.panics.fetch_add(1, Ordering::SeqCst);
-                    self.let_go();
                     planned = u64::MAX;
+                    // One that comes back at once must not take a core.
+                    self.sleep(Some(BACK_OFF));
                 }
             }
         }
@@ -265,13 +273,24 @@ impl Driver {
         if !self.prepare_sleep(next) {
             return u64::MAX;
         }
+        // What the pass took is no sleep.
         let now = monotonic();
+        let planned = next.max(now);
         if next > now && self.0.running.load(Ordering::SeqCst) != 2 {
             self.sleep((next != u64::MAX).then(|| next - now));
         } else {
             self.0.sleeping_until.store(0, Ordering::SeqCst);
         }
-        next
+        planned
+    }
+}
+
+/// The driver's own hold, which ends with its scope, also when a panic ends that.
+struct Gate<'a>(&'a Driver);
+
+impl Drop for Gate<'_> {
+    fn drop(&mut self) {
+        self.0.let_go();
     }
 }
 
