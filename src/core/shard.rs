@@ -150,6 +150,12 @@ impl Shard {
         lock(&self.inner).stats
     }
 
+    /// How many timers its memory could hold.
+    #[cfg(test)]
+    pub(super) fn capacity(&self) -> usize {
+        lock(&self.inner).slab.capacity()
+    }
+
     pub(super) fn acquire(&self, payload: usize) -> NonNull<Entry> {
         let mut inner = lock(&self.inner);
         let entry = inner.slab.acquire();
