@@ -94,3 +94,41 @@ proptest! {
         prop_assert_eq!(all, expected);
     }
 }
+
+#[test]
+fn rounding_to_real_ticks_never_makes_a_timer_early() {
+    // 10^5 deadlines anywhere between the ticks of the real clock, passes anywhere too.
+    let shard = Shard::new(Clock::Real, None, Box::new(Bell::default()));
+    let begin = Clock::Real.now();
+    let mut seed = 1_u64;
+    let mut random = |below: u64| {
+        seed = seed
+            .wrapping_mul(6_364_136_223_846_793_005)
+            .wrapping_add(1_442_695_040_888_963_407);
+        (seed >> 20) % below
+    };
+    let dues: Vec<_> = (0..100_000).map(|_| begin + random(1 << 33)).collect();
+    let timers: Vec<_> = (0..dues.len()).map(|i| Timer::new(&shard, i)).collect();
+    for (timer, &due) in timers.iter().zip(&dues) {
+        timer.arm(due, 0).unwrap();
+    }
+    let tick = 1 << crate::core::clock::TICK_SHIFT;
+    let (mut now, mut fired) = (Clock::Real.now(), 0);
+    while fired < dues.len() {
+        let before = now;
+        now = shard.next_wake().max(now) + random(3 * tick);
+        shard.process(now, 0);
+        for found in shard.take() {
+            let Claim::Run { payload, .. } = shard.claim(&found, now, |_| ()) else {
+                panic!("found early: {found:?} at {now}");
+            };
+            assert!(dues[payload] <= now, "early by {}", dues[payload] - now);
+            assert!(
+                dues[payload] + tick > before,
+                "missed by the pass at {before}"
+            );
+            fired += 1;
+        }
+    }
+    assert_eq!(shard.stats().armed, 0);
+}
