@@ -78,6 +78,11 @@ class Classifier:
         self._live: sse.Wire | None = None
         self._cold: sse.Wire | None = None
 
+    @property
+    def speaks_protocol(self) -> bool:
+        """Whether chunks of a known provider were seen, so that an end event is to be expected."""
+        return self._memory.raw or bool(self._memory.seen)
+
     def classify(self, chunk: object) -> int:
         """Flags of the next chunk; call it once a chunk, in order.
 

@@ -10,6 +10,10 @@ pub mod phases;
 pub mod shard;
 pub mod state;
 pub mod stats;
+pub mod stream;
 pub mod sync;
 pub mod timer;
 pub mod wheel;
+
+#[cfg(all(test, not(loom)))]
+mod tests;

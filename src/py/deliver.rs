@@ -6,6 +6,7 @@ use pyo3::{
     types::PyCFunction,
 };
 
+use super::guard::PullBase;
 use super::wheel::{Alarm, Deadline, IdleTimer};
 use crate::core::{clock::secs, shard::Fired, state::STRONG};
 
@@ -13,10 +14,7 @@ use crate::core::{clock::secs, shard::Fired, state::STRONG};
 type Times = (f64, f64, f64);
 
 /// Takes what `target` wants called, with its arguments.
-fn call_of<'py>(
-    target: &Bound<'py, PyAny>,
-    fired: &Fired,
-) -> Option<(Py<PyAny>, Option<Times>)> {
+fn call_of<'py>(target: &Bound<'py, PyAny>, fired: &Fired) -> Option<(Py<PyAny>, Option<Times>)> {
     let py = target.py();
     if let Ok(timer) = target.cast_exact::<IdleTimer>() {
         return timer
@@ -55,6 +53,9 @@ pub(crate) fn ends_the_loop(py: Python<'_>, error: &PyErr) -> bool {
 
 /// Runs the callback of a fire.
 pub(crate) fn run(target: &Bound<'_, PyAny>, flags: u32, fired: &Fired) -> PyResult<()> {
+    if let Ok(guard) = target.cast::<PullBase>() {
+        return PullBase::deliver(target, guard.get(), fired);
+    }
     let call = call_of(target, fired);
     settle(target, flags);
     match call {

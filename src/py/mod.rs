@@ -8,8 +8,10 @@ mod convert;
 mod deliver;
 mod dispatch;
 mod errors;
+mod guard;
 mod lifecycle;
 mod phases;
+mod pull;
 mod refs;
 mod wheel;
 
@@ -23,6 +25,7 @@ mod stallwatch_native {
         bridge::Bridge,
         clock::{ManualClock, now},
         dispatch::DispatchQueue,
+        guard::PullBase,
         wheel::{Alarm, Deadline, IdleTimer, raw_stats},
     };
 
@@ -32,6 +35,7 @@ mod stallwatch_native {
     #[pymodule_init]
     fn init(m: &Bound<'_, PyModule>) -> PyResult<()> {
         super::lifecycle::register(m)?;
+        super::pull::register(m)?;
         m.add("__version__", env!("CARGO_PKG_VERSION"))
     }
 }
