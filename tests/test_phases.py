@@ -165,9 +165,11 @@ def test_readers_never_see_a_torn_triple(tracker: PhaseTracker) -> None:
     rounds = 3000
     torn: list[tuple[PhaseState, PhaseState]] = []
 
+    done = threading.Event()
+
     def read() -> None:
         last = tracker.current()
-        while last.seq < rounds:
+        while not done.is_set():
             state = tracker.current()
             # The writer enters phase n % 10 as number n.
             whole = state.phase == state.seq % 10 and state.elapsed >= 0
@@ -181,6 +183,7 @@ def test_readers_never_see_a_torn_triple(tracker: PhaseTracker) -> None:
         reader.start()
     for number in range(1, rounds + 1):
         tracker.enter(number % 10)
+    done.set()
     for reader in readers:
         reader.join()
 

@@ -175,7 +175,7 @@ def test_listener_is_called_on_the_thread_of_the_transition(tracker: PhaseTracke
     assert threads == [other]
 
 
-def test_cycle_through_a_listener_is_collected(log: Log) -> None:
+def test_cycle_through_a_listener_is_collected() -> None:
     """Tracker, listener and `Restore` that hold each other are freed by the garbage collector."""
 
     class Owner:
@@ -187,7 +187,11 @@ def test_cycle_through_a_listener_is_collected(log: Log) -> None:
         def hear(self, *call: object) -> None: ...
 
     owner = Owner()
-    gone = [weakref.ref(owner), weakref.ref(owner.tracker), weakref.ref(owner.restore)]
+    gone: list[weakref.ref[object]] = [
+        weakref.ref(owner),
+        weakref.ref(owner.tracker),
+        weakref.ref(owner.restore),
+    ]
     del owner
     gc.collect()
 
