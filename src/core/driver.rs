@@ -19,7 +19,7 @@ use super::{
     error::Error,
     shard::{Overseer, Shard},
     stats::Stats,
-    sync::{Arc, AtomicU32, AtomicU64, Mutex, Ordering, Parker, lock, thread},
+    sync::{Arc, AtomicU32, AtomicU64, Mutex, Ordering, Parker, lock, see_each_other, thread},
 };
 
 /// Waking up later than planned by more than this means that the process did not run.
@@ -94,6 +94,7 @@ impl Overseer for Driver {
 
     #[inline]
     fn poke(&self, when: u64) {
+        see_each_other();
         if when < self.0.sleeping_until.load(Ordering::SeqCst) {
             self.0.parker.unpark();
         }
@@ -224,6 +225,7 @@ impl Driver {
     pub fn prepare_sleep(&self, until: u64) -> bool {
         let gate = self.enter();
         self.0.sleeping_until.store(until, Ordering::SeqCst);
+        see_each_other();
         let earliest = lock(&self.0.shards)
             .live
             .iter()

@@ -15,5 +15,7 @@ pub mod sync;
 pub mod timer;
 pub mod wheel;
 
+#[cfg(all(test, loom))]
+mod loom;
 #[cfg(all(test, not(loom)))]
 mod tests;

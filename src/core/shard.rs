@@ -9,7 +9,7 @@ use super::{
     error::Error,
     state::{ARMED, FIRED, IDLE, PARKED, PAUSED, STATE, STRONG},
     stats::Stats,
-    sync::{Arc, AtomicU32, AtomicU64, Mutex, Ordering, lock},
+    sync::{Arc, AtomicU32, AtomicU64, Mutex, Ordering, lock, see_each_other},
     wheel::{Entry, Slab, Wheel},
 };
 use std::ptr::NonNull;
@@ -151,7 +151,7 @@ impl Shard {
     }
 
     /// How many timers its memory could hold.
-    #[cfg(test)]
+    #[cfg(all(test, not(loom)))]
     pub(super) fn capacity(&self) -> usize {
         lock(&self.inner).slab.capacity()
     }
@@ -334,6 +334,7 @@ impl Shard {
         let mut due = entry.due.load(Ordering::SeqCst);
         if due & PAUSED != 0 {
             entry.state.store(PARKED | flags, Ordering::SeqCst);
+            see_each_other();
             due = entry.due.load(Ordering::SeqCst);
             if due & PAUSED != 0 {
                 return;
@@ -419,6 +420,7 @@ impl Shard {
             entry
                 .state
                 .store(PARKED | (state & STRONG), Ordering::SeqCst);
+            see_each_other();
             // Resumed in between: its owner may have looked at the state too early to see it parked.
             let due = entry.due.load(Ordering::SeqCst);
             if due & PAUSED == 0 {

@@ -48,6 +48,16 @@ pub mod locked {
     cell!(CellPtr, AtomicUsize, usize);
 }
 
+/// Stands where this thread stores one word and then loads another, while a second thread does it the
+/// other way round, and at least one of them must see the other. The accesses are sequentially
+/// consistent, which is all that is needed; loom takes those for acquire and release and knows fences
+/// only, so it gets one here.
+#[inline]
+pub fn see_each_other() {
+    #[cfg(loom)]
+    loom::sync::atomic::fence(Ordering::SeqCst);
+}
+
 /// Locks, and goes on with the data of a lock whose holder panicked: every critical section in the core
 /// leaves its data consistent at each step that can panic, and the guard must not be what kills the host.
 pub fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {

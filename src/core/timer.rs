@@ -6,7 +6,7 @@ use super::{
     error::Error,
     shard::Shard,
     state::{FIRED, IDLE, PARKED, PAUSED, STATE},
-    sync::{Arc, Ordering},
+    sync::{Arc, Ordering, see_each_other},
     wheel::Entry,
 };
 use std::ptr::NonNull;
@@ -83,6 +83,7 @@ impl Timer {
     pub fn resume_at(&self, due: u64) {
         let entry = self.entry();
         entry.due.store(due.min(FAR), Ordering::SeqCst);
+        see_each_other();
         if entry.state.load(Ordering::SeqCst) & STATE == PARKED {
             self.shard.unpark(entry);
         }
