@@ -2,12 +2,39 @@
 
 use super::*;
 use std::{
-    sync::{
-        Barrier,
-        atomic::{AtomicBool, AtomicU64},
-    },
+    sync::atomic::{AtomicBool, AtomicU64},
     thread,
 };
+
+/// Lets two threads go on together, and fails on one side when the other has.
+#[derive(Default)]
+struct Gate {
+    arrived: AtomicUsize,
+    broken: AtomicBool,
+}
+
+impl Gate {
+    fn wait(&self) {
+        let both = (self.arrived.fetch_add(1, Ordering::SeqCst) | 1) + 1;
+        while self.arrived.load(Ordering::SeqCst) < both {
+            assert!(
+                !self.broken.load(Ordering::SeqCst),
+                "the other side has failed"
+            );
+            thread::yield_now();
+        }
+    }
+}
+
+struct Breaks<'a>(&'a Gate);
+
+impl Drop for Breaks<'_> {
+    fn drop(&mut self) {
+        if thread::panicking() {
+            self.0.broken.store(true, Ordering::SeqCst);
+        }
+    }
+}
 
 /// Two threads that meet `rounds` times: `left` here, `right` there, `after` here again.
 fn meet(
@@ -16,9 +43,11 @@ fn meet(
     mut right: impl FnMut(usize) + Send,
     mut after: impl FnMut(usize),
 ) {
-    let gate = Barrier::new(2);
+    let gate = Gate::default();
     thread::scope(|scope| {
+        let _breaks = Breaks(&gate);
         scope.spawn(|| {
+            let _breaks = Breaks(&gate);
             for round in 0..rounds {
                 gate.wait();
                 right(round);
@@ -41,9 +70,11 @@ fn a_cancel_raced_with_the_fire_prevents_it_or_says_that_it_was_late() {
     let (mut cancels, mut fires) = (0, 0);
     let cancelled = AtomicBool::new(false);
     // One side finds and delivers as driver and loop would, the other cancels from a third thread.
-    let gate = Barrier::new(2);
+    let gate = Gate::default();
     thread::scope(|scope| {
+        let _breaks = Breaks(&gate);
         scope.spawn(|| {
+            let _breaks = Breaks(&gate);
             for _ in 0..100_000 {
                 gate.wait();
                 cancelled.store(timer.cancel().is_some(), Ordering::SeqCst);
