@@ -11,6 +11,8 @@ import os
 import threading
 from typing import TYPE_CHECKING, Any
 
+from stallwatch._bridge import drain as _drain
+
 if TYPE_CHECKING:
     from stallwatch._stallwatch import Bridge, DispatchQueue
 
@@ -69,13 +71,7 @@ def relay(bridge: Bridge, loop: Any, fd: int) -> None:
                     continue
                 done = threading.Event()
 
-                def drain(target: Bridge = target, done: threading.Event = done) -> None:
-                    try:
-                        target.drain()
-                    finally:
-                        done.set()
-
-                loop.call_soon_threadsafe(drain)
+                loop.call_soon_threadsafe(_drain_and_tell, target, loop, done)
                 del target
                 # The drain empties the channel; until then it stays readable.
                 done.wait()
@@ -85,3 +81,10 @@ def relay(bridge: Bridge, loop: Any, fd: int) -> None:
             os.close(own)
 
     threading.Thread(target=run, name="stallwatch-relay", daemon=True).start()
+
+
+def _drain_and_tell(bridge: Bridge, loop: Any, done: threading.Event) -> None:
+    try:
+        _drain(bridge, loop)
+    finally:
+        done.set()

@@ -112,6 +112,7 @@ class StreamGuard(Pull, Generic[T]):
         self._doom = None
         self._cause: StallError | None = None
         self._closed = False
+        self._ended_by_source = False
         self._given_chance = False
         self._ended_at: float | None = None
         if not hasattr(type(stream), "__aiter__"):
@@ -158,6 +159,26 @@ class StreamGuard(Pull, Generic[T]):
     def cause(self) -> StallError | None:
         """Why it was cut, if it was."""
         return self._cause
+
+    @property
+    def has_begun(self) -> bool:
+        """Whether it was pulled from, or entered."""
+        return self._numbers()[2] is not None or self._has_entered
+
+    @property
+    def is_over(self) -> bool:
+        """Whether there will be no further chunk, and the source is closed or has ended."""
+        return self._ended and (self._closed or self._ended_by_source)
+
+    @property
+    def is_complete(self) -> bool:
+        """Whether the answer came whole: it saw its terminal event, or the source ended by itself."""
+        return self._terminal or (self._ended_by_source and not self._transcript.expects_end)
+
+    def bound_close(self, seconds: float) -> None:
+        """Lowers `close_grace` to what a turn has left."""
+        seconds = max(seconds, 0.0)
+        self._close_grace = seconds if self._close_grace is None else min(self._close_grace, seconds)
 
     async def aclose(self) -> None:
         """Closes the source, whatever it calls that, and waits for it `close_grace` seconds."""
@@ -218,7 +239,8 @@ class StreamGuard(Pull, Generic[T]):
     def _on_end(self) -> None:
         if not self._ended:
             self._finish()
-            if not self._terminal and self._transcript_expects_end():
+            self._ended_by_source = True
+            if not self._terminal and self._transcript.expects_end:
                 chunks = self._numbers()[0]
                 self._sink.emit(StreamTruncated(at=self._now(), stream=self._name, chunks=chunks))
 
@@ -442,9 +464,6 @@ class StreamGuard(Pull, Generic[T]):
             self._sink.emit(
                 Unresponsive(at=self._now(), what="stream", name=self._name, waited=waited)
             )
-
-    def _transcript_expects_end(self) -> bool:
-        return self._transcript.expects_end
 
 
 def _since(moment: float | None, now: float) -> float | None:

@@ -49,26 +49,23 @@ impl Ticks {
 }
 
 /// Seconds to nanoseconds, rounded up; negative is 0, huge is [`FAR`]. NaN must not get here; it is 0.
+///
+/// A value that is a whole number of nanoseconds but for the error of its floating point form is that
+/// number: 1.1 s are 1 100 000 000 ns, and not one more because 1.1 has no exact form.
 #[must_use]
-#[allow(
-    clippy::cast_possible_truncation,
-    clippy::cast_sign_loss,
-    clippy::cast_precision_loss
-)]
+#[allow(clippy::cast_possible_truncation, clippy::cast_sign_loss, clippy::cast_precision_loss)]
 pub fn ns_from_secs(secs: f64) -> u64 {
-    let ns = (secs * 1e9).ceil();
-    if ns >= FAR as f64 {
-        FAR
-    } else {
-        ns.max(0.0) as u64
-    }
+    let exact = secs * 1e9;
+    let near = exact.round();
+    let ns = if (exact - near).abs() <= exact * (2.0 * f64::EPSILON) { near } else { exact.ceil() };
+    if ns >= FAR as f64 { FAR } else { ns.max(0.0) as u64 }
 }
 
 /// Nanoseconds to seconds.
 #[must_use]
 #[allow(clippy::cast_precision_loss)]
 pub fn secs(ns: u64) -> f64 {
-    ns as f64 * 1e-9
+    ns as f64 / 1e9
 }
 
 #[cfg(target_os = "macos")]
@@ -170,6 +167,8 @@ mod tests {
         assert_eq!(Ticks::new(0).ceil(7), 7);
         assert_eq!(ns_from_secs(1e-9), 1);
         assert_eq!(ns_from_secs(0.3), 300_000_000);
+        assert_eq!(ns_from_secs(1.1), 1_100_000_000);
+        assert_eq!(ns_from_secs(1_000_000.3), 1_000_000_300_000_000);
         assert_eq!(ns_from_secs(1.000_000_000_1), 1_000_000_001);
     }
 

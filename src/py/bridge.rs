@@ -5,6 +5,7 @@
 //! Loops without `add_reader` are woken through the dispatcher thread and `call_soon_threadsafe`.
 
 use std::{
+    collections::VecDeque,
     fs::File,
     io::{self, Read, Write},
     os::fd::{AsRawFd, FromRawFd},
@@ -12,18 +13,14 @@ use std::{
 };
 
 use pyo3::{
-    PyTraverseError, PyVisit,
-    exceptions::PyNotImplementedError,
-    intern,
-    prelude::*,
-    sync::PyOnceLock,
-    types::{PyDict, PyWeakrefReference},
+    PyTraverseError, PyVisit, exceptions::PyNotImplementedError, intern, prelude::*,
+    sync::PyOnceLock, types::PyWeakrefReference,
 };
 
 use super::{clock, deliver, lifecycle, refs};
 use crate::core::{
     clock::Clock,
-    shard::{Claim, Overseer, Shard, Waker},
+    shard::{Claim, Fired, Overseer, Shard, Waker},
     stats::Stats,
     sync::{Mutex, lock},
 };
@@ -72,6 +69,15 @@ pub(crate) struct Bridge {
     pub(crate) shard: Arc<Shard>,
     reader: File,
     event_loop: refs::Slot,
+    burst: Mutex<Burst>,
+}
+
+/// The drain under way.
+#[derive(Debug, Default)]
+struct Burst {
+    fires: VecDeque<Fired>,
+    left: usize,
+    until: u64,
 }
 
 impl Bridge {
@@ -92,40 +98,53 @@ impl Drop for Bridge {
 
 #[pymethods]
 impl Bridge {
-    /// Runs what is due. Called by the loop.
-    fn drain(slf: &Bound<'_, Self>) -> PyResult<()> {
-        let this = slf.get();
-        if this.shard.is_inherited() {
-            return Ok(());
+    /// Begins a drain: empties the descriptor and takes what has fired.
+    fn begin(&self) {
+        if self.shard.is_inherited() {
+            return;
         }
-        let _ = (&this.reader).read(&mut [0; 64]);
-        let clock = this.shard.clock();
-        let started = clock.now();
-        let fires = this.shard.take();
-        for (at, fired) in fires.iter().enumerate() {
-            let now = clock.now();
-            if at == BURST || now.saturating_sub(started) > BURST_NS {
-                this.later(fires[at..].to_vec());
-                return Ok(());
-            }
-            // SAFETY: the GIL is held, and an object that is gone has taken its timer with it.
-            let claim = this
-                .shard
-                .claim(fired, now, |object| unsafe { refs::retain(object) });
-            let Claim::Run { payload, flags } = claim else {
-                continue;
-            };
-            // SAFETY: `retain` has made this reference.
-            let target = unsafe { refs::owned(slf.py(), payload) };
-            if let Err(error) = deliver::run(&target, flags, fired) {
-                if deliver::ends_the_loop(slf.py(), &error) {
-                    this.later(fires[at + 1..].to_vec());
-                    return Err(error);
+        let _ = (&self.reader).read(&mut [0; 64]);
+        let fires = self.shard.take();
+        let mut burst = lock(&self.burst);
+        burst.until = self.shard.clock().now().saturating_add(BURST_NS);
+        burst.left = BURST;
+        burst.fires.extend(fires);
+    }
+
+    /// The next callback that is due, or None: there is none, or other things have waited long enough.
+    fn next_callback(&self, py: Python<'_>) -> Option<Py<PyAny>> {
+        loop {
+            let now = self.shard.clock().now();
+            let fired = {
+                let mut burst = lock(&self.burst);
+                burst.left = burst.left.saturating_sub(1);
+                if burst.left == 0 || now > burst.until {
+                    drop(burst);
+                    self.put_back();
+                    return None;
                 }
-                this.report(slf.py(), error, &target)?;
+                burst.fires.pop_front()?
+            };
+            // SAFETY: the GIL is held, and an object that is gone has taken its timer with it.
+            let claim = self
+                .shard
+                .claim(&fired, now, |object| unsafe { refs::retain(object) });
+            if let Claim::Run { payload, flags } = claim {
+                // SAFETY: `retain` has made this reference.
+                let target = unsafe { refs::owned(py, payload) };
+                if let Some(callback) = deliver::callback(&target, flags, &fired) {
+                    return Some(callback);
+                }
             }
         }
-        Ok(())
+    }
+
+    /// Ends a drain early: the rest waits for the loop's next turn.
+    fn put_back(&self) {
+        let rest: Vec<_> = lock(&self.burst).fires.drain(..).collect();
+        if self.shard.put_back(rest) {
+            self.shard.wake();
+        }
     }
 
     fn __traverse__(&self, visit: PyVisit<'_>) -> Result<(), PyTraverseError> {
@@ -141,28 +160,6 @@ impl Bridge {
     fn __clear__(&self, py: Python<'_>) {
         self.close(py);
         drop(self.event_loop.take(py));
-    }
-}
-
-impl Bridge {
-    fn later(&self, rest: Vec<crate::core::shard::Fired>) {
-        if self.shard.put_back(rest) {
-            self.shard.wake();
-        }
-    }
-
-    fn report(&self, py: Python<'_>, error: PyErr, target: &Bound<'_, PyAny>) -> PyResult<()> {
-        let Some(event_loop) = self.event_loop.get(py) else {
-            return Ok(());
-        };
-        let context = PyDict::new(py);
-        context.set_item(
-            "message",
-            format!("Exception in the callback of {}", target.repr()?),
-        )?;
-        context.set_item("exception", error.into_value(py))?;
-        event_loop.call_method1(py, intern!(py, "call_exception_handler"), (context,))?;
-        Ok(())
     }
 }
 
@@ -229,6 +226,7 @@ fn make(event_loop: &Bound<'_, PyAny>) -> PyResult<Arc<Shard>> {
             shard: shard.clone(),
             reader,
             event_loop: event_loop_slot,
+            burst: Mutex::default(),
         },
     )?;
     watch(&bridge, event_loop, descriptor)?;
@@ -244,8 +242,8 @@ fn watch(bridge: &Bound<'_, Bridge>, event_loop: &Bound<'_, PyAny>, fd: i32) -> 
     let py = bridge.py();
     let context = py.import("contextvars")?.getattr("Context")?.call0()?;
     let add_reader = event_loop.getattr("add_reader")?;
-    let drain = bridge.getattr("drain")?;
-    match context.call_method1("run", (add_reader, fd, drain)) {
+    let drain = py.import("stallwatch._bridge")?.getattr("drain")?;
+    match context.call_method1("run", (add_reader, fd, drain, bridge, event_loop)) {
         Ok(_) => Ok(()),
         Err(error) if error.is_instance_of::<PyNotImplementedError>(py) => {
             py.import("stallwatch._dispatch")?

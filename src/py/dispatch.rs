@@ -80,7 +80,7 @@ impl Dispatch {
             if let Claim::Run { payload, flags } = claim {
                 // SAFETY: `retain` has made this reference.
                 let target = unsafe { refs::owned(py, payload) };
-                if let Some(callback) = deliver::callback(&target, flags, &fired, now) {
+                if let Some(callback) = deliver::callback(&target, flags, &fired) {
                     return Some(callback);
                 }
             }

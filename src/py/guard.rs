@@ -22,7 +22,6 @@ use pyo3::{
 use super::{clock, lifecycle, refs};
 use crate::core::{
     clock::{Clock, ns_from_secs, secs},
-    shard::Fired,
     stream::{Clocks, Kind, Limits, OFF, Verdict},
     timer::Timer,
 };
@@ -188,7 +187,11 @@ impl PullBase {
             let awaited = unsafe { Bound::from_borrowed_ptr(py, awaited) }.unbind();
             drop(self.waiting.put(Some(awaited)));
             // A fire found that data had come, and left it at that; the data was not a whole chunk.
-            return if self.armed.get() { Ok(()) } else { self.set_due(self.clocks.get().due()) };
+            return if self.armed.get() {
+                Ok(())
+            } else {
+                self.set_due(self.clocks.get().due())
+            };
         }
         self.suspended.set(true);
         // SAFETY: as above.
@@ -315,11 +318,9 @@ impl PullBase {
         }
     }
 
-    /// Runs on the loop when the timer has fired.
-    pub(super) fn deliver(object: &Bound<'_, PyAny>, this: &Self, fired: &Fired) -> PyResult<()> {
-        this.armed.set(false);
-        let times = (secs(fired.due), secs(fired.decided), secs(fired.overslept));
-        object.call_method1("_on_due", times).map(drop)
+    /// The timer has fired and is idle now.
+    pub(super) fn note_delivery(&self) {
+        self.armed.set(false);
     }
 }
 

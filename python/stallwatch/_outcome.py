@@ -1,0 +1,172 @@
+"""The one terminal record of a turn."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from dataclasses import dataclass, field, fields
+from typing import Any, Final, Self
+
+from stallwatch._causes import StallError, UserCancelled, cause_from_dict
+from stallwatch._phases import LabelledStrEnum, Phase
+from stallwatch._plain import plain
+
+__all__ = ["NO_TEXT", "Failure", "Outcome", "Status"]
+
+SCHEMA: Final = 1
+"""Version of `Outcome.to_dict()`."""
+
+NO_TEXT: Final = "[no text was received]"
+"""The placeholder of a turn that ended before any text came. Never part of `text`."""
+
+
+class Status(LabelledStrEnum):
+    """How a turn ended.
+
+    `completed`: the body returned. `stalled`: a clock fired. `cancelled`: by a user, or from outside.
+    `failed`: the body raised. `interrupted`: its process is gone.
+    """
+
+    COMPLETED = "completed"
+    STALLED = "stalled"
+    CANCELLED = "cancelled"
+    FAILED = "failed"
+    INTERRUPTED = "interrupted"
+
+
+@dataclass(frozen=True, slots=True)
+class Failure:
+    """The cause of a turn whose body raised: the exception as text.
+
+    Attributes:
+        type: The exception's class, with its module.
+        message: Its text.
+    """
+
+    type: str
+    message: str
+
+    kind = "error"
+
+    @classmethod
+    def of(cls, error: BaseException) -> Self:
+        """The failure that an exception stands for."""
+        klass = type(error)
+        return cls(f"{klass.__module__}.{klass.__qualname__}", str(error))
+
+    def to_dict(self) -> dict[str, Any]:
+        """As plain values."""
+        return {"kind": self.kind, "type": self.type, "message": self.message}
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class Outcome:
+    """What became of a turn. Frozen, picklable, and round trips through JSON.
+
+    Attributes:
+        status: See `Status`.
+        turn: The turn's name.
+        cause: Why it did not complete: a `StallError`, a `UserCancelled` or a `Failure`; else None.
+        also: The loser of a race, if another cause came in the same moment.
+        phase: The phase in which it ended, or in which its cause arose.
+        seq: The tracker's number of that phase.
+        text: All text received from its streams.
+        partial: The text of the answer that was not finished; "" if none was cut.
+        placeholder: Stands in for `text` where there is none and one was to be expected; else None.
+        tool_args: Half-received tool arguments of a cut answer, or None.
+        elapsed: Seconds from start to settlement.
+        started_at: Start, in seconds since the epoch.
+        late: What arrived after settlement, as text.
+        result: What the body returned. In memory only: not in `to_dict()`, not pickled.
+    """
+
+    status: Status
+    turn: str | None = None
+    cause: StallError | UserCancelled | Failure | None = None
+    also: StallError | UserCancelled | Failure | None = None
+    phase: Phase = Phase.INIT
+    seq: int = 0
+    text: str = ""
+    partial: str = ""
+    placeholder: str | None = None
+    tool_args: Any = None
+    elapsed: float = 0.0
+    started_at: float = 0.0
+    late: tuple[str, ...] = ()
+    result: Any = field(default=None, repr=False)
+
+    def to_dict(self) -> dict[str, Any]:
+        """Every field but `result` as plain JSON values, with the schema's version."""
+        data: dict[str, Any] = {"schema": SCHEMA}
+        for one in fields(self):
+            if one.name != "result":
+                data[one.name] = _plain(getattr(self, one.name))
+        return data
+
+    @classmethod
+    def from_dict(cls, data: Mapping[str, Any]) -> Self:
+        """Rebuild an outcome from `to_dict()`.
+
+        Raises:
+            ValueError: for a schema that this version does not know.
+        """
+        if data.get("schema") != SCHEMA:
+            raise ValueError(
+                f"cannot read an outcome of schema {data.get('schema')!r}: this version knows {SCHEMA}"
+            )
+        known = {one.name for one in fields(cls)} - {"result"}
+        values = {key: value for key, value in data.items() if key in known}
+        values["status"] = Status(values["status"])
+        values["phase"] = _phase(values.get("phase"))
+        values["cause"] = _cause(values.get("cause"))
+        values["also"] = _cause(values.get("also"))
+        values["late"] = tuple(values.get("late", ()))
+        return cls(**values)
+
+    def to_json(self) -> str:
+        """`to_dict()` as JSON text."""
+        return json.dumps(self.to_dict(), ensure_ascii=False)
+
+    @classmethod
+    def from_json(cls, text: str | bytes) -> Self:
+        """Rebuild an outcome from `to_json()`."""
+        return cls.from_dict(json.loads(text))
+
+    def __eq__(self, other: object) -> bool:
+        # Causes are exceptions, which compare by identity; what counts is what they say.
+        if not isinstance(other, Outcome):
+            return NotImplemented
+        return self.to_dict() == other.to_dict()
+
+    def __hash__(self) -> int:
+        return hash((self.turn, self.status, self.seq, self.started_at))
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return _rebuild, (self.to_dict(),)
+
+    __module__ = "stallwatch"
+
+
+def _rebuild(data: Mapping[str, Any]) -> Outcome:
+    return Outcome.from_dict(data)
+
+
+def _plain(value: Any) -> Any:
+    return value.to_dict() if hasattr(value, "to_dict") else plain(value)
+
+
+def _phase(value: Any) -> Phase:
+    return Phase.INIT if value is None else Phase(value)
+
+
+def _cause(value: Any) -> StallError | UserCancelled | Failure | None:
+    if not isinstance(value, Mapping):
+        return None
+    if value.get("kind") == Failure.kind:
+        return Failure(type=value["type"], message=value["message"])
+    return cause_from_dict(value)
+
+
+for _public in (Status, Failure):
+    _public.__module__ = "stallwatch"
+del _public
