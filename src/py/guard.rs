@@ -46,36 +46,52 @@ pub(super) enum Next {
     Ended,
 }
 
-/// A reference in a `Cell`.
-pub(super) struct Ref(Cell<Option<Py<PyAny>>>);
+/// A reference that can be replaced. Not a `Py`: the slots run outside PyO3's own trampolines, where
+/// dropping a `Py` only queues it; a `Bound` is dropped at once.
+pub(super) struct Ref(Cell<*mut ffi::PyObject>);
 
 impl Ref {
-    const fn empty() -> Self {
-        Self(Cell::new(None))
+    pub(super) const fn empty() -> Self {
+        Self(Cell::new(std::ptr::null_mut()))
     }
 
+    #[inline]
     pub(super) fn raw(&self) -> *mut ffi::PyObject {
-        // SAFETY: only looked at, with the GIL held; no code runs in between.
-        unsafe { (*self.0.as_ptr()).as_ref() }.map_or(std::ptr::null_mut(), Py::as_ptr)
+        self.0.get()
     }
 
     /// Replaces the reference and returns the old one, for the caller to drop once its state is whole.
-    pub(super) fn put(&self, object: Option<Py<PyAny>>) -> Option<Py<PyAny>> {
-        self.0.replace(object)
+    #[inline]
+    pub(super) fn put<'py>(
+        &self,
+        py: Python<'py>,
+        object: Option<Bound<'py, PyAny>>,
+    ) -> Option<Bound<'py, PyAny>> {
+        let new = object.map_or(std::ptr::null_mut(), Bound::into_ptr);
+        // SAFETY: the cell owned the reference that it gives up here.
+        unsafe { Bound::from_owned_ptr_or_opt(py, self.0.replace(new)) }
     }
 
-    fn get(&self, py: Python<'_>) -> Option<Py<PyAny>> {
-        // SAFETY: as in `raw`; the reference is added to at once.
-        unsafe { (*self.0.as_ptr()).as_ref() }.map(|object| object.clone_ref(py))
+    #[inline]
+    pub(super) fn get<'py>(&self, py: Python<'py>) -> Option<Bound<'py, PyAny>> {
+        // SAFETY: the cell owns a reference, and this adds one.
+        unsafe { Bound::from_borrowed_ptr_or_opt(py, self.0.get()) }
     }
 
-    fn traverse(&self, visit: &PyVisit<'_>) -> Result<(), PyTraverseError> {
+    pub(super) fn traverse(&self, visit: &PyVisit<'_>) -> Result<(), PyTraverseError> {
         let raw = self.raw();
         if raw.is_null() {
             Ok(())
         } else {
             refs::traverse_raw(visit, raw as usize)
         }
+    }
+}
+
+impl Drop for Ref {
+    fn drop(&mut self) {
+        // SAFETY: Python objects are freed with the GIL held.
+        drop(self.put(unsafe { Python::assume_attached() }, None));
     }
 }
 
@@ -184,8 +200,8 @@ impl PullBase {
         if self.suspended.get() {
             // A further wait of the same pull: only what it waits for has changed.
             // SAFETY: the object was just yielded and is alive.
-            let awaited = unsafe { Bound::from_borrowed_ptr(py, awaited) }.unbind();
-            drop(self.waiting.put(Some(awaited)));
+            let awaited = unsafe { Bound::from_borrowed_ptr(py, awaited) };
+            drop(self.waiting.put(py, Some(awaited)));
             // A fire found that data had come, and left it at that; the data was not a whole chunk.
             return if self.armed.get() {
                 Ok(())
@@ -195,11 +211,10 @@ impl PullBase {
         }
         self.suspended.set(true);
         // SAFETY: as above.
-        let awaited = unsafe { Bound::from_borrowed_ptr(py, awaited) }.unbind();
-        drop(self.waiting.put(Some(awaited)));
+        let awaited = unsafe { Bound::from_borrowed_ptr(py, awaited) };
+        drop(self.waiting.put(py, Some(awaited)));
         if let Some(event_loop) = self.event_loop.get(py) {
-            let task = current_task(event_loop.bind(py))?.map(Bound::unbind);
-            drop(self.task.put(task));
+            drop(self.task.put(py, current_task(&event_loop)?));
         }
         let now = self.clock.now();
         let due = self.update(|clocks| clocks.pull(now));
@@ -207,7 +222,7 @@ impl PullBase {
     }
 
     /// The wait is over: all clocks but the budget stand still.
-    pub(super) fn wake(&self) -> u64 {
+    pub(super) fn wake(&self, py: Python<'_>) -> u64 {
         let now = self.clock.now();
         self.suspended.set(false);
         let gap = self.update(|clocks| clocks.arrive(now));
@@ -217,7 +232,7 @@ impl PullBase {
         let due = self.clocks.get().due();
         // A shard that is closed or inherited by now has nothing to keep the time of.
         let _ = self.set_due(due);
-        drop((self.waiting.put(None), self.task.put(None)));
+        drop((self.waiting.put(py, None), self.task.put(py, None)));
         now
     }
 
@@ -225,7 +240,7 @@ impl PullBase {
     #[inline]
     pub(super) fn accept(&self, object: &Bound<'_, PyAny>, chunk: &Bound<'_, PyAny>) {
         let now = if self.suspended.get() {
-            let now = self.wake();
+            let now = self.wake(chunk.py());
             self.heard_at.set(now);
             now
         } else {
@@ -305,11 +320,7 @@ impl PullBase {
         let Some(classify) = self.classify.get(chunk.py()) else {
             return PROGRESS;
         };
-        match classify
-            .bind(chunk.py())
-            .call1((chunk,))
-            .and_then(|flags| flags.extract())
-        {
+        match classify.call1((chunk,)).and_then(|flags| flags.extract()) {
             Ok(flags) => flags,
             Err(error) => {
                 error.write_unraisable(chunk.py(), Some(chunk));
@@ -391,16 +402,21 @@ impl PullBase {
     }
 
     /// Sets what chunks are asked with: a callable that gives flags, or None for plain text.
-    fn _set_classify(&self, classify: Option<Py<PyAny>>, plain: bool) {
+    fn _set_classify<'py>(
+        &self,
+        py: Python<'py>,
+        classify: Option<Bound<'py, PyAny>>,
+        plain: bool,
+    ) {
         self.plain.set(plain);
-        drop(self.classify.put(classify));
+        drop(self.classify.put(py, classify));
     }
 
     /// Sets the asynchronous iterator that is pulled from.
     fn _set_source(&self, source: &Bound<'_, PyAny>) -> PyResult<()> {
         let anext = super::pull::anext_of(source)?;
         self.anext.set(Some(anext));
-        drop(self.source.put(Some(source.clone().unbind())));
+        drop(self.source.put(source.py(), Some(source.clone())));
         Ok(())
     }
 
@@ -416,7 +432,7 @@ impl PullBase {
             // Borrowed: the timer goes with the guard, see `shard::Shard::claim`.
             let _ = this.timer.set(Timer::new(&shard, refs::borrow_raw(slf)));
         }
-        drop(this.event_loop.put(event_loop.map(Bound::unbind)));
+        drop(this.event_loop.put(py, event_loop));
         let now = this.clock.now();
         this.update(|clocks| clocks.start(now));
         this.next.set(Next::Source);
@@ -502,17 +518,17 @@ impl PullBase {
     }
 
     #[getter]
-    fn _waiting(&self, py: Python<'_>) -> Option<Py<PyAny>> {
+    fn _waiting<'py>(&self, py: Python<'py>) -> Option<Bound<'py, PyAny>> {
         self.waiting.get(py)
     }
 
     #[getter]
-    fn _task(&self, py: Python<'_>) -> Option<Py<PyAny>> {
+    fn _task<'py>(&self, py: Python<'py>) -> Option<Bound<'py, PyAny>> {
         self.task.get(py)
     }
 
     #[getter]
-    fn _source(&self, py: Python<'_>) -> Option<Py<PyAny>> {
+    fn _source<'py>(&self, py: Python<'py>) -> Option<Bound<'py, PyAny>> {
         self.source.get(py)
     }
 
@@ -588,7 +604,7 @@ impl PullBase {
         Ok(())
     }
 
-    fn __clear__(&self) {
+    fn __clear__(&self, py: Python<'_>) {
         let refs = [
             &self.source,
             &self.inner,
@@ -600,7 +616,7 @@ impl PullBase {
         ];
         self.next.set(Next::Ended);
         for reference in refs {
-            drop(reference.put(None));
+            drop(reference.put(py, None));
         }
         // SAFETY: the vector is taken out before anything in it is dropped.
         drop(std::mem::take(unsafe { &mut *self.kept.get() }));

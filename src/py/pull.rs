@@ -22,7 +22,7 @@ use pyo3::{
     types::{PyTuple, PyType},
 };
 
-use super::guard::{Next, PullBase, busy};
+use super::guard::{Next, PullBase, Ref, busy};
 
 /// The state of a guard, from the object.
 ///
@@ -53,7 +53,9 @@ pub(super) fn anext_of(source: &Bound<'_, PyAny>) -> PyResult<ffi::unaryfunc> {
 }
 
 /// The iterator of an awaitable, as `await` gets it.
-fn iterator_of(py: Python<'_>, awaitable: Py<PyAny>) -> PyResult<Py<PyAny>> {
+#[inline]
+fn iterator_of<'py>(awaitable: Bound<'py, PyAny>) -> PyResult<Bound<'py, PyAny>> {
+    let py = awaitable.py();
     let raw = awaitable.as_ptr();
     // SAFETY: `raw` is alive; slots take a borrowed self and return an owned reference or null.
     unsafe {
@@ -64,21 +66,21 @@ fn iterator_of(py: Python<'_>, awaitable: Py<PyAny>) -> PyResult<Py<PyAny>> {
         if !methods.is_null()
             && let Some(slot) = (*methods).am_await
         {
-            return Bound::from_owned_ptr_or_err(py, slot(raw)).map(Bound::unbind);
+            return Bound::from_owned_ptr_or_err(py, slot(raw));
         }
         if ffi::PyGen_CheckExact(raw) != 0 {
             // A generator-based coroutine.
             return Ok(awaitable);
         }
     }
-    let kind = awaitable.bind(py).get_type();
+    let kind = awaitable.get_type();
     Err(PyTypeError::new_err(format!(
         "the stream's __anext__ returned {kind:?}, which cannot be awaited"
     )))
 }
 
 /// Prepares a pull and returns the step to await.
-fn prepare(object: &Bound<'_, PyAny>, this: &PullBase) -> PyResult<Py<PyAny>> {
+fn prepare<'py>(object: &Bound<'py, PyAny>, this: &PullBase) -> PyResult<Bound<'py, PyAny>> {
     let py = object.py();
     if this.suspended.get() {
         return Err(busy());
@@ -93,28 +95,33 @@ fn prepare(object: &Bound<'_, PyAny>, this: &PullBase) -> PyResult<Py<PyAny>> {
         match before(object, this, fired)? {
             Some(awaitable) => awaitable,
             None if this.next.get() == Next::Ended => {
-                drop(this.inner.put(None));
+                drop(this.inner.put(py, None));
                 return step_of(object, this);
             }
             None => ask_source(py, this)?,
         }
     };
-    let inner = iterator_of(py, awaitable)?;
-    drop(this.inner.put(Some(inner)));
+    let inner = iterator_of(awaitable)?;
+    drop(this.inner.put(py, Some(inner)));
     step_of(object, this)
 }
 
-fn ask_source(py: Python<'_>, this: &PullBase) -> PyResult<Py<PyAny>> {
+#[inline]
+fn ask_source<'py>(py: Python<'py>, this: &PullBase) -> PyResult<Bound<'py, PyAny>> {
     let Some(anext) = this.anext.get() else {
         return Err(PyRuntimeError::new_err("the guarded stream has no source"));
     };
     // SAFETY: the slot belongs to the source's type, and the guard keeps the source.
-    unsafe { Bound::from_owned_ptr_or_err(py, anext(this.source.raw())) }.map(Bound::unbind)
+    unsafe { Bound::from_owned_ptr_or_err(py, anext(this.source.raw())) }
 }
 
 /// What comes before the source is asked, when anything does: an awaitable to take its place, or nothing.
 #[cold]
-fn before(object: &Bound<'_, PyAny>, this: &PullBase, fired: bool) -> PyResult<Option<Py<PyAny>>> {
+fn before<'py>(
+    object: &Bound<'py, PyAny>,
+    this: &PullBase,
+    fired: bool,
+) -> PyResult<Option<Bound<'py, PyAny>>> {
     let name = match this.next.get() {
         Next::Ended => return Ok(None),
         Next::Begin => "_begin",
@@ -123,49 +130,48 @@ fn before(object: &Bound<'_, PyAny>, this: &PullBase, fired: bool) -> PyResult<O
         Next::Source => return Ok(None),
     };
     let awaitable = object.call_method0(name)?;
-    Ok((!awaitable.is_none()).then(|| awaitable.unbind()))
+    Ok((!awaitable.is_none()).then_some(awaitable))
 }
 
 /// The guard's step, with the guard bound to it for the time of the pull.
-fn step_of(object: &Bound<'_, PyAny>, this: &PullBase) -> PyResult<Py<PyAny>> {
+#[inline]
+fn step_of<'py>(object: &Bound<'py, PyAny>, this: &PullBase) -> PyResult<Bound<'py, PyAny>> {
     let py = object.py();
     if this.step.raw().is_null() {
         let class = STEP
             .get(py)
             .ok_or_else(|| PyRuntimeError::new_err("not initialised"))?;
         let step = class.bind(py).call0()?;
-        drop(this.step.put(Some(step.unbind())));
+        drop(this.step.put(py, Some(step)));
     }
     // SAFETY: the step is alive, as the guard keeps it, and of our class.
     let step = unsafe { Bound::from_borrowed_ptr(py, this.step.raw()) };
     // SAFETY: as above.
     let base = unsafe { step.cast_unchecked::<StepBase>() }.get();
-    drop(base.0.replace(Some(object.clone().unbind())));
-    Ok(step.unbind())
+    drop(base.0.put(py, Some(object.clone())));
+    Ok(step)
 }
 
 /// How driving the awaitable went.
-enum Sent {
-    Yielded(Py<PyAny>),
-    Returned(Py<PyAny>),
+enum Sent<'py> {
+    Yielded(Bound<'py, PyAny>),
+    Returned(Bound<'py, PyAny>),
 }
 
 /// The awaitable of one pull. One a guard, used again and again.
 #[pyclass(frozen, subclass, module = "stallwatch._stallwatch")]
-pub(crate) struct StepBase(std::cell::Cell<Option<Py<PyAny>>>);
+pub(crate) struct StepBase(Ref);
 
 // SAFETY: the module needs the GIL, and only its holder touches the cell.
 unsafe impl Sync for StepBase {}
+// SAFETY: as above.
+unsafe impl Send for StepBase {}
 
 impl StepBase {
-    fn guard<'py>(&self, py: Python<'py>) -> Option<Bound<'py, PyAny>> {
-        // SAFETY: only looked at, with the GIL held; the reference is added to at once.
-        unsafe { (*self.0.as_ptr()).as_ref() }.map(|guard| guard.bind(py).clone())
-    }
-
     /// The pull is over: the step lets go of the guard, so that the two form no circle between pulls.
-    fn release(&self) {
-        drop(self.0.take());
+    #[inline]
+    fn release(&self, py: Python<'_>) {
+        drop(self.0.put(py, None));
     }
 }
 
@@ -175,8 +181,8 @@ fn ended() -> PyErr {
 
 /// Sends into the awaitable of the pull.
 #[inline]
-fn send(py: Python<'_>, base: &StepBase, value: *mut ffi::PyObject) -> PyResult<Sent> {
-    let Some(object) = base.guard(py) else {
+fn send<'py>(py: Python<'py>, base: &StepBase, value: *mut ffi::PyObject) -> PyResult<Sent<'py>> {
+    let Some(object) = base.0.get(py) else {
         return Err(PyRuntimeError::new_err(
             "cannot reuse an awaited pull of a guarded stream",
         ));
@@ -185,7 +191,7 @@ fn send(py: Python<'_>, base: &StepBase, value: *mut ffi::PyObject) -> PyResult<
     let this = unsafe { guard_of(&object) };
     let inner = this.inner.raw();
     if inner.is_null() {
-        base.release();
+        base.release(py);
         return Err(ended());
     }
     let mut result = ptr::null_mut();
@@ -201,7 +207,7 @@ fn send(py: Python<'_>, base: &StepBase, value: *mut ffi::PyObject) -> PyResult<
             // SAFETY: an owned reference.
             let awaited = unsafe { Bound::from_owned_ptr(py, result) };
             this.suspend(py, awaited.as_ptr())?;
-            Ok(Sent::Yielded(awaited.unbind()))
+            Ok(Sent::Yielded(awaited))
         }
         ffi::PySendResult::PYGEN_ERROR => Err(failed(base, &object, this, PyErr::fetch(py))),
     }
@@ -213,20 +219,21 @@ fn returned<'py>(
     object: &Bound<'py, PyAny>,
     this: &PullBase,
     chunk: Bound<'py, PyAny>,
-) -> Sent {
-    let inner = this.inner.put(None);
+) -> Sent<'py> {
+    let py = chunk.py();
+    let inner = this.inner.put(py, None);
     this.accept(object, &chunk);
     drop(inner);
-    base.release();
-    Sent::Returned(chunk.unbind())
+    base.release(py);
+    Sent::Returned(chunk)
 }
 
 #[cold]
 fn failed(base: &StepBase, object: &Bound<'_, PyAny>, this: &PullBase, error: PyErr) -> PyErr {
     let py = object.py();
-    let inner = this.inner.put(None);
+    let inner = this.inner.put(py, None);
     if this.suspended.get() {
-        this.wake();
+        this.wake(py);
     }
     this.cutting.set(false);
     let end = error.is_instance_of::<PyStopAsyncIteration>(py);
@@ -239,7 +246,7 @@ fn failed(base: &StepBase, object: &Bound<'_, PyAny>, this: &PullBase, error: Py
         trouble.write_unraisable(py, Some(object));
     }
     drop(inner);
-    base.release();
+    base.release(py);
     error
 }
 
@@ -247,7 +254,7 @@ fn failed(base: &StepBase, object: &Bound<'_, PyAny>, this: &PullBase, error: Py
 impl StepBase {
     #[new]
     fn new() -> Self {
-        Self(std::cell::Cell::new(None))
+        Self(Ref::empty())
     }
 
     /// As of a coroutine.
@@ -264,13 +271,13 @@ impl StepBase {
         value: Option<&Bound<'_, PyAny>>,
         traceback: Option<&Bound<'_, PyAny>>,
     ) -> PyResult<Py<PyAny>> {
-        let Some(object) = self.guard(py) else {
+        let Some(object) = self.0.get(py) else {
             return Err(raised(kind, value));
         };
         // SAFETY: a step is bound to guards only.
         let this = unsafe { guard_of(&object) };
         if this.inner.raw().is_null() {
-            self.release();
+            self.release(py);
             return Err(raised(kind, value));
         }
         // SAFETY: the guard keeps it; a reference of our own makes sure.
@@ -279,7 +286,7 @@ impl StepBase {
             this.cutting.set(false);
             let error = raised(kind, value);
             let cut = object.call_method1("_cut", (&inner, error.value(py)))?;
-            drop(this.inner.put(Some(iterator_of(py, cut.unbind())?)));
+            drop(this.inner.put(py, Some(iterator_of(cut)?)));
             return finish(send(py, self, py.None().as_ptr()));
         }
         let thrown = match (value, traceback) {
@@ -301,19 +308,19 @@ impl StepBase {
 
     /// As of a coroutine.
     fn close(&self, py: Python<'_>) -> PyResult<()> {
-        let Some(object) = self.guard(py) else {
+        let Some(object) = self.0.get(py) else {
             return Ok(());
         };
         // SAFETY: a step is bound to guards only.
         let this = unsafe { guard_of(&object) };
-        let inner = this.inner.put(None);
+        let inner = this.inner.put(py, None);
         if this.suspended.get() {
-            this.wake();
+            this.wake(py);
         }
         this.cutting.set(false);
-        self.release();
+        self.release(py);
         if let Some(inner) = inner
-            && let Some(close) = inner.bind(py).getattr_opt("close")?
+            && let Some(close) = inner.getattr_opt("close")?
         {
             close.call0()?;
         }
@@ -321,15 +328,11 @@ impl StepBase {
     }
 
     fn __traverse__(&self, visit: PyVisit<'_>) -> Result<(), PyTraverseError> {
-        // SAFETY: only looked at.
-        match unsafe { (*self.0.as_ptr()).as_ref() } {
-            Some(guard) => visit.call(guard),
-            None => Ok(()),
-        }
+        self.0.traverse(&visit)
     }
 
-    fn __clear__(&self) {
-        self.release();
+    fn __clear__(&self, py: Python<'_>) {
+        self.release(py);
     }
 }
 
@@ -361,10 +364,10 @@ fn raised(kind: &Bound<'_, PyAny>, value: Option<&Bound<'_, PyAny>>) -> PyErr {
 
 /// The outcome of a step as a generator method gives it. The value is wrapped in a tuple, since
 /// `StopIteration` takes a bare tuple apart.
-fn finish(sent: PyResult<Sent>) -> PyResult<Py<PyAny>> {
+fn finish(sent: PyResult<Sent<'_>>) -> PyResult<Py<PyAny>> {
     match sent? {
-        Sent::Yielded(awaited) => Ok(awaited),
-        Sent::Returned(chunk) => Err(PyStopIteration::new_err((chunk,))),
+        Sent::Yielded(awaited) => Ok(awaited.unbind()),
+        Sent::Returned(chunk) => Err(PyStopIteration::new_err((chunk.unbind(),))),
     }
 }
 
@@ -396,7 +399,7 @@ unsafe extern "C" fn pull_anext(object: *mut ffi::PyObject) -> *mut ffi::PyObjec
         // SAFETY: a slot gets a live object of its own class.
         let object = unsafe { Bound::from_borrowed_ptr(py, object) };
         // SAFETY: as above.
-        prepare(&object, unsafe { guard_of(&object) }).map(Py::into_ptr)
+        prepare(&object, unsafe { guard_of(&object) }).map(Bound::into_ptr)
     })
 }
 
