@@ -2,6 +2,9 @@
 //!
 //! `cargo bench --bench touch`.
 
+// A bench that cannot go on has nothing better to do.
+#![allow(clippy::unwrap_used)]
+
 use std::{
     hint::black_box,
     sync::atomic::{AtomicU64, Ordering},

@@ -13,6 +13,9 @@
 //! - without [`see_each_other`](super::sync::see_each_other): all that resume or sleep;
 //! - a pass that does not take the gate: `loom_hold_against_pass`.
 
+// clippy.toml allows this in tests, but does not see that this is one.
+#![allow(clippy::unwrap_used)]
+
 use loom::{model as check, thread};
 
 use super::{
