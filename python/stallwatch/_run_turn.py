@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
-from asyncio import CancelledError, Task, get_running_loop
+from asyncio import CancelledError, Future, Task, get_running_loop
 from collections.abc import Awaitable, Callable
 from typing import Any
 
@@ -48,18 +48,14 @@ async def run_turn(
         raise TypeError("run_turn() takes either a turn or what a new one is made of")
     loop = get_running_loop()
     task = loop.create_task(_run(turn, body), name=f"stallwatch turn {turn.name or ''}".rstrip())
-    over = loop.create_future()
-
-    def end(_: object = None) -> None:
-        if not over.done():
-            over.set_result(None)
-
+    over: Future[None] = loop.create_future()
+    end = _setter(over)
     task.add_done_callback(end)
     turn._gave_up = end
     cancelled: CancelledError | None = None
     while not over.done():
-        waiter = loop.create_future()
-        over.add_done_callback(lambda _, waiter=waiter: waiter.done() or waiter.set_result(None))
+        waiter: Future[None] = loop.create_future()
+        over.add_done_callback(_setter(waiter))
         try:
             await waiter
         except CancelledError as error:
@@ -78,6 +74,14 @@ async def run_turn(
     if cancelled is not None:
         raise cancelled
     return outcome
+
+
+def _setter(future: Future[None]) -> Callable[..., None]:
+    def end(_: object = None) -> None:
+        if not future.done():
+            future.set_result(None)
+
+    return end
 
 
 async def _run(turn: Turn, body: Callable[[Turn], Awaitable[Any]]) -> Any:

@@ -1,12 +1,228 @@
-from collections.abc import Sequence
-from typing import Literal, Self, TypeAlias
+"""The native module. Private: what users may touch is exported by `stallwatch`.
+
+Sections in the order of `src/py`.
+"""
+
+from asyncio import AbstractEventLoop
+from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
+from datetime import timedelta
+from typing import Any, Final, Literal, Self, TypeAlias, final
 
 from typing_extensions import disjoint_base
 
 from stallwatch._phase_state import PhaseState
 from stallwatch._phases import Phase
 
-__version__: str
+__all__ = [
+    "Alarm",
+    "Bridge",
+    "Deadline",
+    "DispatchQueue",
+    "IdleTimer",
+    "ManualClock",
+    "Pull",
+    "PullBase",
+    "TrackerCore",
+    "__version__",
+    "bind_phases",
+    "now",
+    "phase_table",
+    "raw_stats",
+    "set_strict_default",
+]
+
+__version__: Final[str]
+
+_Seconds: TypeAlias = float | timedelta | None
+_Callback: TypeAlias = Callable[[], object]
+_OnDue: TypeAlias = Callable[[float, float, float], object]
+"""Told when it was due, when that was found, and for how long the timer thread had overslept."""
+
+# bridge
+
+@final
+class Bridge:
+    """The way of one event loop to its timers."""
+
+    def begin(self) -> None:
+        """Begins a drain: empties the descriptor and takes what has fired."""
+
+    def next_callback(self) -> _Callback | None:
+        """The next callback that is due, or None.
+
+        None as well when other things have waited long enough; the rest then comes in the loop's
+        next turn.
+        """
+
+    def put_back(self) -> None:
+        """Ends a drain early: the rest waits for the loop's next turn."""
+
+# clock
+
+@final
+class ManualClock:
+    """A clock that moves when told: the native half of `stallwatch.testing.ManualClock`."""
+
+    def __new__(cls, start: float) -> Self: ...
+    def install(self) -> None:
+        """Makes it the clock of everything made from now on.
+
+        Raises:
+            RuntimeError: if another manual clock is in place.
+        """
+
+    def uninstall(self) -> None:
+        """Takes it out of place; what was made on it stays on it."""
+
+    def now(self) -> float:
+        """The moment it stands at, in seconds."""
+
+    def next_stop(self) -> float | None:
+        """The next moment at which it has to stop on its way, in seconds, or None."""
+
+    def step(self, limit: float) -> bool:
+        """Moves on to the next stop up to `limit` (seconds), and queues what is due there.
+
+        False once there is no such stop; it then stands at `limit`.
+        """
+
+    def next_callback(self) -> _Callback | None:
+        """The next callback due of a timer made outside a loop, or None."""
+
+def now() -> float:
+    """Now, in seconds, on the clock that objects made now would get."""
+
+# dispatch
+
+@final
+class DispatchQueue:
+    """What the dispatcher thread works on."""
+
+    def wait(self) -> bool:
+        """Blocks, without the GIL, until something may be due.
+
+        False once there will be nothing any more.
+        """
+
+    def next_callback(self) -> _Callback | None:
+        """The next callback that is due, or None."""
+
+    def stop(self) -> None:
+        """Ends the waiting for good."""
+
+# guard, pull
+
+_Numbers: TypeAlias = tuple[
+    int,
+    int,
+    float | None,
+    float | None,
+    float | None,
+    float | None,
+    float,
+    float,
+    float,
+    float,
+]
+"""Chunks, progress chunks; the moments of start, first, last heard and last progress; largest gap,
+since progress, since heard; now."""
+
+@disjoint_base
+class PullBase:
+    """The state of a guard's hot path."""
+
+    def __new__(
+        cls,
+        first: float | None,
+        idle: float | None,
+        warn: float | None,
+        progress: float | None,
+        progress_warn: float | None,
+        budget: float | None,
+    ) -> Self: ...
+    def _set_classify(self, classify: Callable[[object], int] | None, plain: bool) -> None:
+        """Sets what chunks are asked with, and whether a `str` needs no asking."""
+
+    def _set_source(self, source: AsyncIterator[Any]) -> None:
+        """Sets the asynchronous iterator that is pulled from."""
+
+    def _start(self) -> float:
+        """Starts the budget and gives the clocks a timer of the running loop."""
+
+    def _judge(self) -> tuple[int, int, float, float]:
+        """Judges the clocks: what (0 wait, 1 warn, 2 fire), clock, measured, limit."""
+
+    def _warned(self, clock: int) -> None:
+        """Notes that a warning about this clock was given."""
+
+    def _rearm(self) -> None:
+        """Sets the timer to the next moment of interest."""
+
+    def _switch_off(self, clock: int) -> None:
+        """Switches a clock off, for a guard that only observes."""
+
+    def _look_again(self, after: float) -> None:
+        """Sets the timer to look again in so many seconds."""
+
+    def _forgive(self) -> None:
+        """The process did not run: silence counts from now."""
+
+    def touch(self) -> None:
+        """Reports a sign of life that is no chunk: a ping which only the caller sees.
+
+        It resets `idle`, and nothing else.
+        """
+
+    def _end(self) -> None:
+        """Ends it: no clock runs any more, and there is no further chunk."""
+
+    def _refuse_next(self) -> None:
+        """Has the next pull refused."""
+
+    def _take_kept(self) -> list[Any]:
+        """Chunks kept since the last time; they are handed over."""
+
+    def _now(self) -> float:
+        """Now, in seconds, on its clock."""
+
+    @property
+    def _pending(self) -> bool:
+        """Whether a pull waits."""
+
+    @property
+    def _waiting(self) -> Any:
+        """What the pull waits for."""
+
+    @property
+    def _task(self) -> Any:
+        """The task in which it waits."""
+
+    @property
+    def _source(self) -> Any:
+        """The asynchronous iterator that is pulled from."""
+
+    @property
+    def _ended(self) -> bool:
+        """Whether there will be no further chunk."""
+
+    @property
+    def _terminal(self) -> bool:
+        """Whether the terminal chunk has come."""
+
+    @property
+    def _cutting(self) -> bool:
+        """Whether the `CancelledError` to come is ours."""
+
+    @_cutting.setter
+    def _cutting(self, value: bool) -> None: ...
+    def _numbers(self) -> _Numbers:
+        """Counts, then moments and times in seconds, None where there is none."""
+
+class Pull(PullBase):
+    """`PullBase` with the slots that run once a chunk."""
+
+    def __aiter__(self) -> Self: ...
+    def __anext__(self) -> Awaitable[Any]: ...
 
 # phases
 
@@ -77,3 +293,124 @@ class TrackerCore:
 
         Checkpoint code peeks at `is_dirty`, saves, and only then takes.
         """
+
+# wheel
+
+@final
+class IdleTimer:
+    """Calls back once nobody has touched it for a whole window.
+
+    Runs from its making, on the running event loop or, without one, on one dispatcher thread. Reset
+    by `touch()`. Fires as one call of `callback`, never early. Not affected by anything else.
+
+    Args:
+        window: Seconds or a `timedelta`, above 0. None and infinity switch it off.
+        callback: Called without arguments. The timer lives until then, or until it is cancelled.
+        loop: The event loop it belongs to; by default the running one.
+    """
+
+    def __new__(
+        cls,
+        window: _Seconds,
+        callback: _Callback,
+        *,
+        loop: AbstractEventLoop | None = None,
+    ) -> Self: ...
+    def touch(self) -> None:
+        """Progress: the window starts again. Lock-free; allocates nothing."""
+
+    def pause(self) -> None:
+        """Stops the clock where it stands. Lock-free. Twice is harmless."""
+
+    def resume(self) -> None:
+        """Lets the clock run on with what was left of it. Without a pause it does nothing."""
+
+    def extend(self, seconds: _Seconds) -> None:
+        """Moves the present deadline `seconds` later, once; the window stays."""
+
+    def cancel(self) -> bool:
+        """Stops it for good. True if it was running or paused: the callback will not run then."""
+
+    @property
+    def window(self) -> float | None:
+        """The window in seconds, or None when it is off."""
+
+    @property
+    def remaining(self) -> float | None:
+        """Seconds until it fires, or None when it is off, has fired or is cancelled."""
+
+    @property
+    def active(self) -> bool:
+        """Whether it can still fire."""
+
+    @property
+    def paused(self) -> bool:
+        """Whether its clock stands still."""
+
+    @property
+    def inherited(self) -> bool:
+        """Whether it was made by the parent process, before a fork: it never fires here."""
+
+@final
+class Deadline:
+    """Calls back once, at a moment of `time.monotonic()`.
+
+    Runs from its making, on the running event loop or, without one, on one dispatcher thread. Reset
+    by nothing; `reschedule()` moves it. Fires as one call of `callback`, never early, and at once
+    if the moment has passed. Not affected by anything else.
+
+    Args:
+        when: The moment in seconds. None and infinity are never.
+        callback: Called without arguments. The timer lives until then, or until it is cancelled.
+        loop: The event loop it belongs to; by default the running one.
+    """
+
+    def __new__(
+        cls,
+        when: float | None,
+        callback: _Callback,
+        *,
+        loop: AbstractEventLoop | None = None,
+    ) -> Self: ...
+    def cancel(self) -> bool:
+        """Stops it for good. True if it was running: the callback will not run then."""
+
+    def reschedule(self, when: float | None) -> None:
+        """Moves it to another moment. No effect once it has fired or is cancelled."""
+
+    @property
+    def when(self) -> float | None:
+        """The moment it is set to, or None for never."""
+
+    @property
+    def remaining(self) -> float | None:
+        """Seconds until it fires, or None when it never will."""
+
+    @property
+    def active(self) -> bool:
+        """Whether it can still fire."""
+
+    @property
+    def inherited(self) -> bool:
+        """Whether it was made by the parent process, before a fork: it never fires here."""
+
+@final
+class Alarm:
+    """A clock's alarm: can be set again and again, and tells its callback what a judge has to know."""
+
+    def __new__(cls, callback: _OnDue, *, loop: AbstractEventLoop | None = None) -> Self: ...
+    def set(self, at: float | None) -> None:
+        """Sets it to a moment (seconds), wherever it stood; None takes it back."""
+
+    def close(self) -> None:
+        """Takes it back for good."""
+
+    def now(self) -> float:
+        """Now, in seconds, on its clock."""
+
+    @property
+    def active(self) -> bool:
+        """Whether it is set."""
+
+def raw_stats() -> dict[str, Any]:
+    """Raw numbers of this process's wheels: see `stallwatch.wheel_stats`."""

@@ -1,7 +1,7 @@
 """The pytest plugin: strict phases in every test, and a manual clock as a fixture.
 
-Imported in every pytest run of everybody who has stallwatch installed, so it imports nothing at the top
-that it can do without.
+Imported in every pytest run of everybody who has stallwatch installed, so it imports nothing at the
+top that it can do without.
 """
 
 from __future__ import annotations
@@ -21,7 +21,11 @@ def pytest_configure(config: pytest.Config) -> None:
     from stallwatch._stallwatch import set_strict_default
 
     before = set_strict_default(True)
-    config.add_cleanup(lambda: set_strict_default(before))
+
+    def restore() -> None:
+        set_strict_default(before)
+
+    config.add_cleanup(restore)
 
 
 @pytest.fixture

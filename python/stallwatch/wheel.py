@@ -39,7 +39,7 @@ class Lateness:
         for power, count in enumerate(self.buckets[:-1]):
             seen += count
             if total and seen >= q * total:
-                return min(2**power * 1e-6, self.max)
+                return min(float(2**power) * 1e-6, self.max)
         return self.max
 
 
