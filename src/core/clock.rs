@@ -53,12 +53,17 @@ impl Ticks {
 /// A value that is a whole number of nanoseconds but for the error of its floating point form is that
 /// number: 1.1 s are 1 100 000 000 ns, and not one more because 1.1 has no exact form.
 #[must_use]
-#[allow(clippy::cast_possible_truncation, clippy::cast_sign_loss, clippy::cast_precision_loss)]
+#[allow(
+    clippy::cast_possible_truncation,
+    clippy::cast_sign_loss,
+    clippy::cast_precision_loss
+)]
 pub fn ns_from_secs(secs: f64) -> u64 {
     let exact = secs * 1e9;
-    let near = exact.round();
-    let ns = if (exact - near).abs() <= exact * (2.0 * f64::EPSILON) { near } else { exact.ceil() };
-    if ns >= FAR as f64 { FAR } else { ns.max(0.0) as u64 }
+    // A cast saturates, and makes 0 of NaN. `ceil` and `round` would be calls on the baseline processor.
+    let whole = exact as u64;
+    let more = exact - whole as f64 > exact * (2.0 * f64::EPSILON);
+    whole.saturating_add(u64::from(more)).min(FAR)
 }
 
 /// Nanoseconds to seconds.
@@ -88,6 +93,15 @@ fn read(id: libc::clockid_t) -> u64 {
 #[must_use]
 pub fn monotonic() -> u64 {
     read(MONOTONIC)
+}
+
+/// Now, or up to a few milliseconds ago, for a quarter of the price of [`monotonic`]. Never ahead of it.
+#[must_use]
+pub fn recently() -> u64 {
+    #[cfg(target_os = "linux")]
+    return read(libc::CLOCK_MONOTONIC_COARSE);
+    #[cfg(not(target_os = "linux"))]
+    return monotonic();
 }
 
 /// Nanoseconds since boot with sleep included. Beside [`monotonic`] it tells how long the host slept.
@@ -124,6 +138,15 @@ impl Clock {
     pub fn now(&self) -> u64 {
         match self {
             Self::Real => monotonic(),
+            Self::Manual(time) => time.now(),
+        }
+    }
+
+    /// A moment not ahead of [`Clock::now`] and not far behind it.
+    #[must_use]
+    pub fn recently(&self) -> u64 {
+        match self {
+            Self::Real => recently(),
             Self::Manual(time) => time.now(),
         }
     }

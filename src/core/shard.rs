@@ -16,6 +16,9 @@ use std::ptr::NonNull;
 
 const BATCH: usize = 256;
 
+/// A reading this far (ns) behind the wheel's own time means that the clock itself went back.
+const BEHIND: u64 = 1_000_000_000;
+
 /// Tells the owner of a shard that fires wait for it. Called from the driver thread, with no lock held;
 /// must not block.
 pub trait Waker: Send + Sync + std::fmt::Debug {
@@ -178,12 +181,8 @@ impl Shard {
     }
 
     pub(super) fn arm(&self, entry: &Entry, due: u64, flags: u32) -> Result<(), Error> {
-        if self.is_inherited() {
-            return Err(Error::Inherited);
-        }
-        if let Some(overseer) = &self.overseer {
-            overseer.ensure_running()?;
-        }
+        self.check()?;
+        let now = self.clock.now();
         let inner = &mut *lock(&self.inner);
         if inner.closed {
             return Err(Error::Closed);
@@ -198,8 +197,45 @@ impl Shard {
         entry.seq.set(inner.seq);
         entry.due.store(due, Ordering::SeqCst);
         entry.state.store(ARMED | flags, Ordering::SeqCst);
-        self.file(inner, entry.index, due);
+        self.file(inner, entry.index, due, now);
         Ok(())
+    }
+
+    /// [`Shard::acquire`] and [`Shard::arm`] under one lock; `now` spares a reading of the clock.
+    pub(super) fn acquire_armed(
+        &self,
+        payload: usize,
+        due: u64,
+        flags: u32,
+        now: u64,
+    ) -> Result<NonNull<Entry>, Error> {
+        self.check()?;
+        let inner = &mut *lock(&self.inner);
+        if inner.closed {
+            return Err(Error::Closed);
+        }
+        inner.stats.armed += 1;
+        inner.stats.started += 1;
+        inner.seq = inner.seq.wrapping_add(1);
+        let entry = inner.slab.acquire();
+        entry.payload.set(payload);
+        entry.seq.set(inner.seq);
+        // Nobody else knows the entry yet; the lock publishes it.
+        entry.due.store(due, Ordering::Relaxed);
+        entry.state.store(ARMED | flags, Ordering::Relaxed);
+        let (key, entry) = (entry.index, NonNull::from(entry));
+        self.file(inner, key, due, now);
+        Ok(entry)
+    }
+
+    fn check(&self) -> Result<(), Error> {
+        if self.is_inherited() {
+            return Err(Error::Inherited);
+        }
+        match &self.overseer {
+            Some(overseer) => overseer.ensure_running(),
+            None => Ok(()),
+        }
     }
 
     pub(super) fn move_to(&self, entry: &Entry, due: u64) {
@@ -218,7 +254,7 @@ impl Shard {
             entry
                 .state
                 .store(ARMED | (state & STRONG), Ordering::SeqCst);
-            self.file(inner, entry.index, due);
+            self.file(inner, entry.index, due, self.clock.now());
         }
     }
 
@@ -233,7 +269,7 @@ impl Shard {
             entry
                 .state
                 .store(ARMED | (state & STRONG), Ordering::SeqCst);
-            self.file(inner, entry.index, due);
+            self.file(inner, entry.index, due, self.clock.now());
         }
     }
 
@@ -258,10 +294,12 @@ impl Shard {
     /// Files an entry and tells the driver if it has to come earlier than it planned. The poke is a
     /// futex call at most and only when the driver sleeps past this deadline, so it may be made here,
     /// under the lock.
-    fn file(&self, inner: &mut Inner, key: u32, due: u64) {
+    fn file(&self, inner: &mut Inner, key: u32, due: u64, now: u64) {
         let ticks = self.clock.ticks();
-        let now = ticks.floor(self.clock.now());
-        if now < inner.wheel.elapsed() {
+        let now = ticks.floor(now);
+        // A reading taken before a pass, or a coarse one, is a little behind the wheel; a clock that went
+        // back is far behind.
+        if now + ticks.ceil(BEHIND) < inner.wheel.elapsed() {
             Self::set_back(inner, ticks, now);
         }
         inner.wheel.catch_up(now);
@@ -449,7 +487,7 @@ impl Shard {
         let entry = inner.slab.entry(key);
         let flags = entry.state.load(Ordering::Relaxed) & STRONG;
         entry.state.store(ARMED | flags, Ordering::SeqCst);
-        self.file(inner, key, due);
+        self.file(inner, key, due, self.clock.now());
     }
 
     /// Ends the shard: nothing of it fires any more. Returns the payloads of the strong timers that

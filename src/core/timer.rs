@@ -33,6 +33,25 @@ impl Timer {
         }
     }
 
+    /// A timer of `shard` that is armed already: [`Timer::new`] and [`Timer::arm`] in one. `now` is a
+    /// reading of the shard's clock, or of [`Clock::recently`](super::clock::Clock::recently).
+    ///
+    /// # Errors
+    /// As of [`Timer::arm`].
+    pub fn armed(
+        shard: &Arc<Shard>,
+        payload: usize,
+        due: u64,
+        flags: u32,
+        now: u64,
+    ) -> Result<Self, Error> {
+        let entry = shard.acquire_armed(payload, due.min(FAR), flags, now)?;
+        Ok(Self {
+            shard: shard.clone(),
+            entry,
+        })
+    }
+
     pub(super) fn entry(&self) -> &Entry {
         // SAFETY: see the `Send` note: released in `drop` only.
         unsafe { self.entry.as_ref() }

@@ -5,6 +5,7 @@
 //! Loops without `add_reader` are woken through the dispatcher thread and `call_soon_threadsafe`.
 
 use std::{
+    cell::UnsafeCell,
     collections::VecDeque,
     fs::File,
     io::{self, Read, Write},
@@ -14,7 +15,7 @@ use std::{
 
 use pyo3::{
     PyTraverseError, PyVisit, exceptions::PyNotImplementedError, intern, prelude::*,
-    sync::PyOnceLock, types::PyWeakrefReference,
+    types::PyWeakrefReference,
 };
 
 use super::{clock, deliver, lifecycle, refs};
@@ -82,7 +83,11 @@ struct Burst {
 
 impl Bridge {
     fn close(&self, py: Python<'_>) {
+        LAST.forget(&self.shard);
         for payload in self.shard.close() {
+            if payload == 0 {
+                continue; // its object is being made right now
+            }
             // SAFETY: a strong timer owned one reference; the shard gave it up. No lock is held.
             drop(unsafe { refs::owned(py, payload) });
         }
@@ -150,7 +155,7 @@ impl Bridge {
     fn __traverse__(&self, visit: PyVisit<'_>) -> Result<(), PyTraverseError> {
         let mut result = self.event_loop.traverse(&visit);
         self.shard.each_strong(|payload| {
-            if result.is_ok() {
+            if result.is_ok() && payload != 0 {
                 result = refs::traverse_raw(&visit, payload);
             }
         });
@@ -163,29 +168,59 @@ impl Bridge {
     }
 }
 
-/// The event loop that runs in this thread, if one does.
-pub(crate) fn running_loop(py: Python<'_>) -> PyResult<Option<Bound<'_, PyAny>>> {
-    static GET: PyOnceLock<Py<PyAny>> = PyOnceLock::new();
-    let get = match GET.get(py) {
-        Some(get) => get,
-        None => {
-            // Without asyncio there is no loop, and it is not for us to import it.
-            let modules = py.import("sys")?.getattr("modules")?;
-            let Ok(events) = modules.get_item("asyncio.events") else {
-                return Ok(None);
-            };
-            let Some(get) = events.getattr_opt("_get_running_loop")? else {
-                return Ok(None);
-            };
-            GET.get_or_init(py, || get.unbind())
+/// The last loop asked for and the shard of its bridge. Read and written with the GIL held.
+///
+/// A bridge keeps its loop alive and takes itself out of here when it goes, so the address of a loop in
+/// here is the address of that loop and no other.
+static LAST: LastLoop = LastLoop(UnsafeCell::new((0, None)));
+
+struct LastLoop(UnsafeCell<(usize, Option<Arc<Shard>>)>);
+
+// SAFETY: the module needs the GIL, and only its holder touches the cell.
+unsafe impl Sync for LastLoop {}
+
+impl LastLoop {
+    fn get(&self, event_loop: &Bound<'_, PyAny>) -> Option<Arc<Shard>> {
+        // SAFETY: the GIL is held, and no code runs while the reference is out.
+        let (address, shard) = unsafe { &*self.0.get() };
+        if *address != refs::borrow_raw(event_loop) {
+            return None;
         }
-    };
-    let event_loop = get.bind(py).call0()?;
-    Ok((!event_loop.is_none()).then_some(event_loop))
+        shard
+            .clone()
+            .filter(|shard| !shard.is_inherited() && clock::is_current(shard.clock()))
+    }
+
+    fn set(&self, event_loop: usize, shard: Option<Arc<Shard>>) {
+        // SAFETY: as above; the old shard is dropped once the reference is gone.
+        drop(std::mem::replace(
+            unsafe { &mut *self.0.get() },
+            (event_loop, shard),
+        ));
+    }
+
+    fn forget(&self, shard: &Arc<Shard>) {
+        // SAFETY: as above.
+        let is_it =
+            unsafe { (*self.0.get()).1.as_ref() }.is_some_and(|last| Arc::ptr_eq(last, shard));
+        if is_it {
+            self.set(0, None);
+        }
+    }
 }
 
 /// The shard of an event loop, made at its first timer.
+#[inline]
 pub(crate) fn shard_of(event_loop: &Bound<'_, PyAny>) -> PyResult<Arc<Shard>> {
+    if let Some(shard) = LAST.get(event_loop) {
+        return Ok(shard);
+    }
+    let shard = look_up(event_loop)?;
+    LAST.set(refs::borrow_raw(event_loop), Some(shard.clone()));
+    Ok(shard)
+}
+
+fn look_up(event_loop: &Bound<'_, PyAny>) -> PyResult<Arc<Shard>> {
     let py = event_loop.py();
     if let Some(known) = event_loop.getattr_opt(intern!(py, "_stallwatch_bridge"))?
         && let Ok(bridge) = known.cast_exact::<Bridge>()
@@ -300,5 +335,7 @@ pub(crate) fn stats(py: Python<'_>) -> Stats {
 
 /// In the child of a fork: the parent's bridges are not ours to look after.
 pub(crate) fn forget_all() {
+    LAST.set(0, None);
+    super::running::forked();
     std::mem::forget(std::mem::take(&mut *lock(&KNOWN)));
 }

@@ -1,6 +1,9 @@
 //! Which clock new timers and trackers get: the real one, or the manual one that a test has put in place.
 
-use std::sync::Weak;
+use std::sync::{
+    Weak,
+    atomic::{AtomicBool, Ordering},
+};
 
 use pyo3::{exceptions::PyRuntimeError, prelude::*};
 
@@ -12,6 +15,9 @@ use crate::core::{
 };
 
 static MANUAL: Mutex<Option<Arc<Manual>>> = Mutex::new(None);
+
+/// Whether `MANUAL` holds one: spares the hot paths the lock.
+static IS_MANUAL: AtomicBool = AtomicBool::new(false);
 
 /// A manual time and the shards that run on it.
 pub(crate) struct Manual {
@@ -44,6 +50,9 @@ pub(crate) fn manual() -> Option<Arc<Manual>> {
 
 /// The clock that objects made now belong to for their whole life.
 pub(crate) fn current() -> Clock {
+    if !IS_MANUAL.load(Ordering::Relaxed) {
+        return Clock::Real;
+    }
     lock(&MANUAL)
         .as_ref()
         .map_or(Clock::Real, |manual| manual.clock())
@@ -51,6 +60,9 @@ pub(crate) fn current() -> Clock {
 
 /// Whether `clock` is the one that objects made now would get.
 pub(crate) fn is_current(clock: &Clock) -> bool {
+    if !IS_MANUAL.load(Ordering::Relaxed) {
+        return matches!(clock, Clock::Real);
+    }
     match (clock, &*lock(&MANUAL)) {
         (Clock::Real, None) => true,
         (Clock::Manual(time), Some(manual)) => Arc::ptr_eq(time, &manual.time),
@@ -86,12 +98,15 @@ impl ManualClock {
             ));
         }
         *slot = Some(self.0.clone());
+        IS_MANUAL.store(true, Ordering::Relaxed);
         Ok(())
     }
 
     /// Takes it out of place; what was made on it stays on it.
     fn uninstall(&self) {
-        lock(&MANUAL).take_if(|manual| Arc::ptr_eq(manual, &self.0));
+        let mut slot = lock(&MANUAL);
+        slot.take_if(|manual| Arc::ptr_eq(manual, &self.0));
+        IS_MANUAL.store(slot.is_some(), Ordering::Relaxed);
     }
 
     /// The moment it stands at, in seconds.

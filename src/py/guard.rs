@@ -423,7 +423,7 @@ impl PullBase {
     /// Starts the budget, and gives the clocks a timer of the running loop. Returns the moment.
     fn _start(slf: &Bound<'_, Self>) -> PyResult<f64> {
         let (py, this) = (slf.py(), slf.get());
-        let event_loop = super::bridge::running_loop(py)?;
+        let event_loop = super::running::running_loop(py)?;
         if this.timer.get().is_none() {
             let shard = match &event_loop {
                 Some(event_loop) => super::bridge::shard_of(event_loop)?,

@@ -7,6 +7,7 @@ use pyo3::{prelude::*, types::PyDict};
 use super::{
     bridge, clock,
     dispatch::{Dispatch, DispatchQueue},
+    running,
 };
 use crate::core::{
     clock::Clock,
@@ -34,7 +35,7 @@ pub(crate) fn driver() -> Driver {
 
 /// Where a timer made now belongs: with the running loop, else with the dispatcher.
 pub(crate) fn home(py: Python<'_>) -> PyResult<Arc<Shard>> {
-    match bridge::running_loop(py)? {
+    match running::running_loop(py)? {
         Some(event_loop) => bridge::shard_of(&event_loop),
         None => loopless(py),
     }

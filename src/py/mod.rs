@@ -4,6 +4,7 @@ use pyo3::prelude::*;
 
 mod bridge;
 mod clock;
+mod construct;
 mod convert;
 mod deliver;
 mod dispatch;
@@ -13,6 +14,7 @@ mod lifecycle;
 mod phases;
 mod pull;
 mod refs;
+mod running;
 mod wheel;
 
 #[pymodule]
@@ -36,6 +38,7 @@ mod stallwatch_native {
     fn init(m: &Bound<'_, PyModule>) -> PyResult<()> {
         super::lifecycle::register(m)?;
         super::pull::register(m)?;
+        super::construct::register(m.py());
         m.add("__version__", env!("CARGO_PKG_VERSION"))
     }
 }

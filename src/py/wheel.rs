@@ -35,6 +35,24 @@ fn home(py: Python<'_>, event_loop: Option<&Bound<'_, PyAny>>) -> PyResult<Arc<S
     }
 }
 
+/// A timer that runs already if it has a deadline. Its object does not exist yet: [`hold`] makes good for
+/// that, before anybody who would ask for the payload can get the GIL.
+fn start(shard: &Arc<Shard>, due: Option<u64>, now: u64) -> PyResult<Timer> {
+    match due {
+        Some(due) => Ok(Timer::armed(shard, 0, due, STRONG, now)?),
+        None => Ok(Timer::new(shard, 0)),
+    }
+}
+
+/// Has the timer keep its new object alive until it has fired or is cancelled.
+fn hold<T>(object: &Bound<'_, T>, timer: &Timer, due: Option<u64>) {
+    timer.set_payload(refs::borrow_raw(object));
+    if due.is_some() {
+        // SAFETY: the object is alive and the GIL is held. `cancel_strong` or the delivery takes it back.
+        unsafe { refs::retain(refs::borrow_raw(object)) };
+    }
+}
+
 /// Arms on behalf of `object`, which the timer keeps alive until it has fired or is cancelled.
 fn arm_strong<T>(object: &Bound<'_, T>, timer: &Timer, due: u64) -> PyResult<()> {
     timer.set_payload(refs::borrow_raw(object));
@@ -83,7 +101,7 @@ pub(crate) struct IdleTimer {
 impl IdleTimer {
     #[new]
     #[pyo3(signature = (window, callback, *, r#loop = None))]
-    fn new<'py>(
+    pub(super) fn new<'py>(
         py: Python<'py>,
         window: &Bound<'py, PyAny>,
         callback: &Bound<'py, PyAny>,
@@ -92,21 +110,15 @@ impl IdleTimer {
         let window = convert::window(window, "window")?;
         check_callable(callback)?;
         let shard = home(py, r#loop)?;
-        let timer = Timer::new(&shard, 0);
-        let callback = refs::Slot::new(callback.clone().unbind());
+        let now = shard.clock().now();
+        let due = window.map(|window| now.saturating_add(window));
         let this = Self {
-            timer,
-            callback,
+            timer: start(&shard, due, now)?,
+            callback: refs::Slot::new(callback.clone().unbind()),
             window: AtomicU64::new(window.unwrap_or(OFF)),
         };
         let this = Bound::new(py, this)?;
-        if let Some(window) = window {
-            arm_strong(
-                &this,
-                &this.get().timer,
-                shard.clock().now().saturating_add(window),
-            )?;
-        }
+        hold(&this, &this.get().timer, due);
         Ok(this)
     }
 
@@ -117,7 +129,13 @@ impl IdleTimer {
         if old & PAUSED != 0 {
             self.timer.pause(window.min(FAR));
         } else if window != OFF {
-            self.timer.touch(self.timer.shard().clock().now() + window);
+            let due = self.timer.shard().clock().now() + window;
+            if due >= old {
+                self.timer.touch(due);
+            } else {
+                // It was extended beyond a whole window.
+                self.timer.move_to(due);
+            }
         }
     }
 
@@ -226,7 +244,7 @@ pub(crate) struct Deadline {
 impl Deadline {
     #[new]
     #[pyo3(signature = (when, callback, *, r#loop = None))]
-    fn new<'py>(
+    pub(super) fn new<'py>(
         py: Python<'py>,
         when: &Bound<'py, PyAny>,
         callback: &Bound<'py, PyAny>,
@@ -234,17 +252,14 @@ impl Deadline {
     ) -> PyResult<Bound<'py, Self>> {
         let when = clock::moment(when, "when")?;
         check_callable(callback)?;
-        let timer = Timer::new(&home(py, r#loop)?, 0);
-        let callback = refs::Slot::new(callback.clone().unbind());
+        let shard = home(py, r#loop)?;
         let this = Self {
-            timer,
-            callback,
+            timer: start(&shard, when, shard.clock().recently())?,
+            callback: refs::Slot::new(callback.clone().unbind()),
             when: AtomicU64::new(when.unwrap_or(OFF)),
         };
         let this = Bound::new(py, this)?;
-        if let Some(when) = when {
-            arm_strong(&this, &this.get().timer, when)?;
-        }
+        hold(&this, &this.get().timer, when);
         Ok(this)
     }
 

@@ -145,35 +145,39 @@ fn rpc_perf_180_a_deadline_beyond_the_wheel_is_not_early() {
 
 #[test]
 fn time_that_goes_back_delays_old_timers_and_leaves_new_ones_right() {
+    // A step of less than a second is no more than a stale reading.
+    const S: u64 = 1_000_000_000;
     // A monotonic clock does not go back, but under some hypervisors and libfaketime. The wheel stood at
-    // 10 000; entries due before that on the new clock were taken for past ones.
+    // 10 * S 000 * S; entries due before that on the new clock were taken for past ones.
     let rig = Rig::at(0);
-    let _old = rig.armed(1, 20_000);
-    let paused = rig.armed(2, 15_000);
-    paused.pause(100);
-    rig.shard.process(10_000, 0);
+    let _old = rig.armed(1, 20_000 * S);
+    let paused = rig.armed(2, 15_000 * S);
+    paused.pause(100 * S);
+    rig.shard.process(10_000 * S, 0);
     // For the shard, its clock shows 0 again from here on.
-    let _new = rig.armed(3, 90);
-    let _far = rig.armed(4, 5_000);
-    assert!(rig.shard.next_wake() <= 90);
-    assert_eq!(rig.advance(89), []);
-    assert_eq!(rig.advance(90), [3]);
-    assert_eq!(rig.advance(4_999), []);
-    assert_eq!(rig.advance(5_000), [4]);
-    paused.resume_at(5_100);
-    assert_eq!(rig.advance(5_100), [2]);
-    assert_eq!(rig.advance(19_999), []);
-    assert_eq!(rig.advance(20_000), [1]);
+    let _new = rig.armed(3, 90 * S);
+    let _far = rig.armed(4, 5_000 * S);
+    assert!(rig.shard.next_wake() <= 90 * S);
+    assert_eq!(rig.advance(89 * S), []);
+    assert_eq!(rig.advance(90 * S), [3]);
+    assert_eq!(rig.advance(4_999 * S), []);
+    assert_eq!(rig.advance(5_000 * S), [4]);
+    paused.resume_at(5_100 * S);
+    assert_eq!(rig.advance(5_100 * S), [2]);
+    assert_eq!(rig.advance(19_999 * S), []);
+    assert_eq!(rig.advance(20_000 * S), [1]);
     assert_eq!(rig.armed_count(), 0);
 }
 
 #[test]
 fn a_fire_decided_before_time_went_back_waits_for_its_deadline() {
+    // A step of less than a second is no more than a stale reading.
+    const S: u64 = 1_000_000_000;
     let rig = Rig::at(0);
-    let _timer = rig.armed(1, 500);
-    rig.shard.process(1_000, 0);
+    let _timer = rig.armed(1, 500 * S);
+    rig.shard.process(1_000 * S, 0);
     assert_eq!(rig.deliver(), [], "by the clock it is not due yet");
-    assert!(rig.shard.next_wake() <= 500 && rig.shard.next_wake() > 0);
-    assert_eq!(rig.advance(499), []);
-    assert_eq!(rig.advance(500), [1]);
+    assert!(rig.shard.next_wake() <= 500 * S && rig.shard.next_wake() > 0);
+    assert_eq!(rig.advance(499 * S), []);
+    assert_eq!(rig.advance(500 * S), [1]);
 }
