@@ -10,6 +10,7 @@
 
 use std::{
     ffi::{c_char, c_int, c_void},
+    mem::ManuallyDrop,
     ptr,
 };
 
@@ -179,24 +180,74 @@ fn ended() -> PyErr {
     PyStopAsyncIteration::new_err(())
 }
 
-/// Sends into the awaitable of the pull.
+unsafe extern "C-unwind" {
+    /// The interpreter ends a daemon thread, wherever it asks for the GIL, by unwinding its stack (up to
+    /// 3.13). What a source runs runs below this call, so this call and its callers up to the slot have to
+    /// let that pass: declared as able to unwind, and with nothing to drop in between.
+    #[link_name = "PyIter_Send"]
+    fn iter_send(
+        iterator: *mut ffi::PyObject,
+        value: *mut ffi::PyObject,
+        result: *mut *mut ffi::PyObject,
+    ) -> ffi::PySendResult;
+}
+
+/// Sends into the awaitable of the pull. `None` if there is none.
+///
+/// # Safety
+/// The GIL is held and `value` is alive.
 #[inline]
-fn send<'py>(py: Python<'py>, base: &StepBase, value: *mut ffi::PyObject) -> PyResult<Sent<'py>> {
+unsafe fn drive(
+    base: &StepBase,
+    value: *mut ffi::PyObject,
+) -> Option<(ffi::PySendResult, *mut ffi::PyObject)> {
+    let object = base.0.raw();
+    if object.is_null() {
+        return None;
+    }
+    // SAFETY: a step is bound to guards only, and keeps the one it is bound to.
+    let this = unsafe {
+        &*ptr::from_ref(guard_of(&ManuallyDrop::new(Bound::from_owned_ptr(
+            Python::assume_attached(),
+            object,
+        ))))
+    };
+    let inner = this.inner.raw();
+    if inner.is_null() {
+        return None;
+    }
+    let mut result = ptr::null_mut();
+    // SAFETY: objects alive; references are added for the time of the call, in which anything can happen.
+    unsafe {
+        ffi::Py_IncRef(object);
+        ffi::Py_IncRef(inner);
+        let how = iter_send(inner, value, &raw mut result);
+        ffi::Py_DecRef(inner);
+        ffi::Py_DecRef(object);
+        Some((how, result))
+    }
+}
+
+/// What became of a send.
+#[inline]
+fn sent<'py>(
+    py: Python<'py>,
+    base: &StepBase,
+    driven: Option<(ffi::PySendResult, *mut ffi::PyObject)>,
+) -> PyResult<Sent<'py>> {
     let Some(object) = base.0.get(py) else {
-        return Err(PyRuntimeError::new_err(
-            "cannot reuse an awaited pull of a guarded stream",
-        ));
+        return Err(match driven {
+            // The pull was closed from inside the source; what it said stands.
+            Some((ffi::PySendResult::PYGEN_ERROR, _)) => PyErr::fetch(py),
+            _ => PyRuntimeError::new_err("cannot reuse an awaited pull of a guarded stream"),
+        });
     };
     // SAFETY: a step is bound to guards only.
     let this = unsafe { guard_of(&object) };
-    let inner = this.inner.raw();
-    if inner.is_null() {
+    let Some((how, result)) = driven else {
         base.release(py);
         return Err(ended());
-    }
-    let mut result = ptr::null_mut();
-    // SAFETY: the guard keeps `inner` while it is sent to: only the end of the pull takes it out.
-    let how = unsafe { ffi::PyIter_Send(inner, value, &raw mut result) };
+    };
     match how {
         ffi::PySendResult::PYGEN_RETURN => {
             // SAFETY: an owned reference.
@@ -211,6 +262,13 @@ fn send<'py>(py: Python<'py>, base: &StepBase, value: *mut ffi::PyObject) -> PyR
         }
         ffi::PySendResult::PYGEN_ERROR => Err(failed(base, &object, this, PyErr::fetch(py))),
     }
+}
+
+/// Both in one, for the cold callers.
+fn send<'py>(py: Python<'py>, base: &StepBase, value: *mut ffi::PyObject) -> PyResult<Sent<'py>> {
+    // SAFETY: `py` says that the GIL is held, and callers give a live value.
+    let driven = unsafe { drive(base, value) };
+    sent(py, base, driven)
 }
 
 #[inline]
@@ -403,31 +461,41 @@ unsafe extern "C" fn pull_anext(object: *mut ffi::PyObject) -> *mut ffi::PyObjec
     })
 }
 
-unsafe extern "C" fn step_send(
+unsafe extern "C-unwind" fn step_send(
     object: *mut ffi::PyObject,
     value: *mut ffi::PyObject,
     result: *mut *mut ffi::PyObject,
 ) -> ffi::PySendResult {
+    // SAFETY: a slot gets a live object of its own class, with the GIL held.
+    let base = unsafe { &*step_base(object) };
+    // SAFETY: as above. Nothing above this line and below the slot's caller has anything to drop.
+    let driven = unsafe { drive(base, value) };
     let mut how = ffi::PySendResult::PYGEN_ERROR;
-    let sent = slot(|py| {
-        // SAFETY: a slot gets a live object of its own class.
-        let object = unsafe { Bound::from_borrowed_ptr(py, object) };
-        // SAFETY: as above.
-        let base = unsafe { object.cast_unchecked::<StepBase>() }.get();
-        match send(py, base, value)? {
-            Sent::Yielded(awaited) => {
-                how = ffi::PySendResult::PYGEN_NEXT;
-                Ok(awaited.into_ptr())
-            }
-            Sent::Returned(chunk) => {
-                how = ffi::PySendResult::PYGEN_RETURN;
-                Ok(chunk.into_ptr())
-            }
+    let object = slot(|py| match sent(py, base, driven)? {
+        Sent::Yielded(awaited) => {
+            how = ffi::PySendResult::PYGEN_NEXT;
+            Ok(awaited.into_ptr())
+        }
+        Sent::Returned(chunk) => {
+            how = ffi::PySendResult::PYGEN_RETURN;
+            Ok(chunk.into_ptr())
         }
     });
     // SAFETY: the caller gives a place for the result.
-    unsafe { *result = sent };
+    unsafe { *result = object };
     how
+}
+
+/// The state of a step, from the object.
+///
+/// # Safety
+/// `object` is alive, an instance of a class derived from `StepBase`, and the GIL is held.
+unsafe fn step_base(object: *mut ffi::PyObject) -> *const StepBase {
+    // SAFETY: as promised by the caller; the reference is only looked at.
+    unsafe {
+        let object = ManuallyDrop::new(Bound::from_owned_ptr(Python::assume_attached(), object));
+        ptr::from_ref(object.cast_unchecked::<StepBase>().get())
+    }
 }
 
 unsafe extern "C" fn step_iternext(object: *mut ffi::PyObject) -> *mut ffi::PyObject {
