@@ -25,6 +25,7 @@ __all__ = [
     "TrackerCore",
     "__version__",
     "bind_phases",
+    "frozen_until",
     "now",
     "phase_table",
     "raw_stats",
@@ -224,6 +225,11 @@ class Pull(PullBase):
     def __aiter__(self) -> Self: ...
     def __anext__(self) -> Awaitable[Any]: ...
 
+# lifecycle
+
+def frozen_until() -> float:
+    """When this process last came back from not running, on `time.monotonic()`; 0 for never."""
+
 # phases
 
 _Told: TypeAlias = tuple[PhaseState | None, PhaseState, str | None, str | None]
@@ -396,7 +402,7 @@ class Deadline:
 
 @final
 class Alarm:
-    """A clock's alarm: can be set again and again, and tells its callback what a judge has to know."""
+    """A clock's alarm: can be set again and again, and tells its callback what a judge needs."""
 
     def __new__(cls, callback: _OnDue, *, loop: AbstractEventLoop | None = None) -> Self: ...
     def set(self, at: float | None) -> None:

@@ -50,6 +50,7 @@ struct Inner {
     heartbeat: AtomicU64,
     passes: AtomicU64,
     panics: AtomicU64,
+    frozen_until: AtomicU64,
     thread: Mutex<Option<thread::JoinHandle<()>>>,
 }
 
@@ -64,6 +65,7 @@ impl Default for Inner {
             heartbeat: AtomicU64::new(0),
             passes: AtomicU64::new(0),
             panics: AtomicU64::new(0),
+            frozen_until: AtomicU64::new(0),
             thread: Mutex::new(None),
         }
     }
@@ -80,6 +82,9 @@ pub struct Health {
     pub passes: u64,
     /// Passes that ended in a bug of ours and were begun again.
     pub panics: u64,
+    /// When this process last came back from not running for a while, as far as the driver could notice
+    /// (it was to wake up meanwhile); 0 for never. What was silent since before then was not observed.
+    pub frozen_until: u64,
 }
 
 impl Overseer for Driver {
@@ -144,6 +149,7 @@ impl Driver {
             heartbeat: self.0.heartbeat.load(Ordering::SeqCst),
             passes: self.0.passes.load(Ordering::SeqCst),
             panics: self.0.panics.load(Ordering::SeqCst),
+            frozen_until: self.0.frozen_until.load(Ordering::SeqCst),
         }
     }
 
@@ -271,7 +277,11 @@ impl Driver {
         self.0.heartbeat.store(now, Ordering::SeqCst);
         self.0.passes.fetch_add(1, Ordering::SeqCst);
         let overslept = now.saturating_sub(planned);
-        let next = self.pass(now, if overslept > FROZEN { overslept } else { 0 });
+        let frozen = overslept > FROZEN;
+        if frozen {
+            self.0.frozen_until.store(now, Ordering::SeqCst);
+        }
+        let next = self.pass(now, if frozen { overslept } else { 0 });
         if !self.prepare_sleep(next) {
             return u64::MAX;
         }

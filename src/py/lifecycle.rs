@@ -10,7 +10,7 @@ use super::{
     running,
 };
 use crate::core::{
-    clock::Clock,
+    clock::{Clock, secs},
     driver::Driver,
     shard::Shard,
     sync::{Mutex, lock},
@@ -63,6 +63,12 @@ pub(crate) fn loopless(py: Python<'_>) -> PyResult<Arc<Shard>> {
         runtime.dispatch = Some(dispatch.clone());
     }
     Ok(dispatch.shard().clone())
+}
+
+/// When this process last came back from not running, in seconds on `time.monotonic()`; 0 for never.
+#[pyfunction]
+pub(crate) fn frozen_until() -> f64 {
+    secs(driver().health().frozen_until)
 }
 
 /// Before a fork: keeps the driver out of its locks.

@@ -28,6 +28,7 @@ mod stallwatch_native {
         clock::{ManualClock, now},
         dispatch::DispatchQueue,
         guard::PullBase,
+        lifecycle::frozen_until,
         wheel::{Alarm, Deadline, IdleTimer, raw_stats},
     };
 
