@@ -115,9 +115,9 @@ class StallError(RuntimeError):
         tool_args: Any = None,
     ) -> None:
         super().__init__()
-        self.owner = self._owner if owner is None else owner
+        self.owner: str = self._owner if owner is None else owner
         self.name = name
-        self.phase = None if phase is None else Phase(phase)
+        self.phase: Phase | None = None if phase is None else Phase(phase)
         self.seq = seq
         self.idle = idle
         self.limit = limit

@@ -1,7 +1,7 @@
 """Closing a stream: finding how it wants to be closed, and following that for a bounded time.
 
-Works inside the task that pulled. What does not end in time is not waited for any longer: it is kept
-alive (so that nothing of it is collected half-way), reported, and never called stopped.
+Works inside the task that pulled. What does not end in time is not waited for any longer: it is
+kept alive (so that nothing of it is collected half-way), reported, and never called stopped.
 """
 
 from __future__ import annotations
@@ -30,17 +30,28 @@ class Grace:
         seconds: The bound; None for none.
         base: The task's cancel count before we cancelled it; by default the present one.
         cancels: Cancels of ours that the task has had already.
+        then: A second bound, for what the first one's cancel sets off; None for no bound.
+        on_up: Called when the first bound is up, before its cancel.
     """
 
-    __slots__ = ("_alarm", "_base", "_cancels", "_seconds", "_task", "up")
+    __slots__ = ("_alarm", "_base", "_cancels", "_on_up", "_seconds", "_task", "_then", "up")
 
     def __init__(
-        self, task: Any, seconds: float | None, *, base: int | None = None, cancels: int = 0
+        self,
+        task: Any,
+        seconds: float | None,
+        *,
+        base: int | None = None,
+        cancels: int = 0,
+        then: float | None = None,
+        on_up: Callable[[], object] | None = None,
     ) -> None:
         self._task = task
         self._base: int = task.cancelling() if base is None else base
         self._seconds = seconds
         self._cancels = cancels
+        self._then = then
+        self._on_up = on_up
         self.up = False
         self._alarm: Alarm | None = None
 
@@ -51,7 +62,13 @@ class Grace:
             self._alarm.set(self._alarm.now() + self._seconds)
 
     def _on_due(self, due: float, decided: float, overslept: float) -> None:
-        self.up = True
+        on_up, self._on_up = self._on_up, None
+        if on_up is None:
+            self.up = True
+        else:
+            on_up()
+            if self._alarm is not None and self._then is not None:
+                self._alarm.set(self._alarm.now() + self._then)
         self._cancels += 1
         self._task.cancel()
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import AsyncIterable, Callable
 from contextlib import AbstractAsyncContextManager
-from typing import TYPE_CHECKING, Any, Literal, TypeVar
+from typing import TYPE_CHECKING, Literal, TypeVar
 
 from stallwatch._limits import StreamLimits
 from stallwatch._seconds import Default, Unset
@@ -36,24 +36,24 @@ def guard(
 ) -> StreamGuard[T]:
     """Put clocks around an asynchronous stream.
 
-    The result is iterated in place of the stream, and is best entered too: `async with guard(stream)
-    as chunks:` closes the source however the loop is left. Attributes it does not have itself are
-    those of the stream.
+    The result is iterated in place of the stream, and is best entered too: `async with
+    guard(stream) as chunks:` closes the source however the loop is left. Attributes it does not
+    have itself are those of the stream.
 
-    Every clock but `budget` runs only while a pull is pending: what the consumer does with a chunk is
-    never counted. Each fires as a `StreamStalled` event, then its cause is raised in the consumer,
-    with the text received so far as `partial`; the pull is cancelled in the consumer's own task, the
-    source closed, and the task's cancel count left as it was. None of them is affected by an
-    exception of the source, which leaves as the very same object. If data and deadline meet, data
-    wins; if a cancel by the user and a deadline meet, the user wins. After the terminal chunk no
-    stall is reported any more: the source gets `min(idle, 1 s)` to end by itself.
+    Every clock but `budget` runs only while a pull is pending: what the consumer does with a chunk
+    is never counted. Each fires as a `StreamStalled` event, then its cause is raised in the
+    consumer, with the text received so far as `partial`; the pull is cancelled in the consumer's
+    own task, the source closed, and the task's cancel count left as it was. None of them is
+    affected by an exception of the source, which leaves as the very same object. If data and
+    deadline meet, data wins; if a cancel by the user and a deadline meet, the user wins. After the
+    terminal chunk no stall is reported any more: the source gets `min(idle, 1 s)` to end by itself.
 
     Limits are seconds or a `timedelta`; None switches a clock off; the defaults are those of
     `Limits`.
 
     Args:
-        stream: An asynchronous iterable, or an asynchronous context manager that yields one. Waiting
-            to enter the latter is bounded by `first_chunk` too.
+        stream: An asynchronous iterable, or an asynchronous context manager that yields one.
+            Waiting to enter the latter is bounded by `first_chunk` too.
         first_chunk: Runs from the first pull until the first chunk that counts as progress, which
             disarms it for good. Fires as `FirstChunkError`. Not affected by chunks that are no
             progress. Until it is disarmed, `idle` and `progress_idle` do not run.
@@ -63,8 +63,8 @@ def guard(
             `progress_idle` while only chunks without progress come. Never touches the pull.
         progress_idle: Like `idle`, but reset only by chunks that count as progress. Fires as
             `StreamProgressError`.
-        budget: Runs from the first pull to the end, also while no pull is pending; reset by nothing.
-            Fires as `StreamBudgetError`; with no pull pending, at the next one.
+        budget: Runs from the first pull to the end, also while no pull is pending; reset by
+            nothing. Fires as `StreamBudgetError`; with no pull pending, at the next one.
         is_progress: Whether a chunk counts as progress. By default the known providers' chunks are
             read, and any other chunk counts.
         is_terminal: Whether a chunk says that the stream is over. By default the provider's own end
@@ -87,6 +87,4 @@ def guard(
         first_chunk=first_chunk, idle=idle, warn=warn, progress_idle=progress_idle, budget=budget
     )
     transcript = Transcript(is_progress=is_progress, is_terminal=is_terminal, text_of=text_of)
-    return StreamGuard(
-        stream, limits, sink=EventSink(on_event), transcript=transcript, name=name
-    )
+    return StreamGuard(stream, limits, sink=EventSink(on_event), transcript=transcript, name=name)

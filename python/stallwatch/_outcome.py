@@ -23,8 +23,8 @@ NO_TEXT: Final = "[no text was received]"
 class Status(LabelledStrEnum):
     """How a turn ended.
 
-    `completed`: the body returned. `stalled`: a clock fired. `cancelled`: by a user, or from outside.
-    `failed`: the body raised. `interrupted`: its process is gone.
+    `completed`: the body returned. `stalled`: a clock fired. `cancelled`: by a user, or from
+    outside. `failed`: the body raised. `interrupted`: its process is gone.
     """
 
     COMPLETED = "completed"
@@ -112,7 +112,8 @@ class Outcome:
         """
         if data.get("schema") != SCHEMA:
             raise ValueError(
-                f"cannot read an outcome of schema {data.get('schema')!r}: this version knows {SCHEMA}"
+                f"cannot read an outcome of schema {data.get('schema')!r}: "
+                f"this version knows {SCHEMA}"
             )
         known = {one.name for one in fields(cls)} - {"result"}
         values = {key: value for key, value in data.items() if key in known}

@@ -28,8 +28,8 @@ async def run_turn(
     """Run an agent body as its own task and return how it ended. Never hangs, never lies.
 
     Returns within hard idle + `cleanup` of a silence, even if the body swallows every cancel: it is
-    then reported `Unresponsive` and left running, and what it gives later is a `LateResult`. What the
-    body raises is part of the outcome, not raised here.
+    then reported `Unresponsive` and left running, and what it gives later is a `LateResult`. What
+    the body raises is part of the outcome, not raised here.
 
     Args:
         body: Gets the turn, returns the result (`outcome.result`).

@@ -1,17 +1,20 @@
 """The clocks of an asynchronous stream, carried out. `guard` makes one.
 
-The hot path is native (`_stallwatch.Pull`); what is here runs at the first pull, when a clock has run
-out, and at the end. Judging is the core's (`src/core/stream.rs`): the methods here carry it out.
+The hot path is native (`_stallwatch.Pull`); what is here runs at the first pull, when a clock has
+run out, and at the end. Judging is the core's (`src/core/stream.rs`): the methods here carry it
+out.
 
-A fire goes through these steps, all on the event loop: judge; let what is queued in the loop have its
-chance, twice; judge again; report; cancel the task that pulls. The cancel comes back to the pull as an
-exception, which `_cut` takes from there: clean up, close, balance the cancel count, raise the cause.
+A fire goes through these steps, all on the event loop: judge; let what is queued in the loop have
+its chance, twice; judge again; report; cancel the task that pulls. The cancel comes back to the
+pull as an exception, which `_cut` takes from there: clean up, close, balance the cancel count,
+raise the cause.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
-from typing import Any, Final, Generic, TypeVar, cast
+from asyncio.exceptions import CancelledError
+from collections.abc import Awaitable, Callable, Mapping
+from typing import TYPE_CHECKING, Any, Final, Generic, TypeVar, cast
 
 from stallwatch._causes import (
     FirstChunkError,
@@ -49,12 +52,15 @@ _CAUSES: Final[tuple[type[StallError], ...]] = (
 )
 
 _LATE: Final = 0.05
-"""A fire delivered later than this found the loop blocked: queued data gets `_CHANCE` seconds more."""
+"""A fire delivered later than this found the loop blocked: queued data gets `_CHANCE` seconds."""
 
 _CHANCE: Final = 0.05
 
+_GRACE: Final = 10.0
+"""Time for a cancel of the user's to arrive, if closing has no bound to take instead."""
+
 _HOPS: Final = 2
-"""Turns of the loop between a fire and its cancel: data read in this turn wakes the task in the next."""
+"""Turns of the loop between a fire and its cancel: data read in one wakes the task in the next."""
 
 
 class _Verdict:
@@ -74,6 +80,10 @@ class StreamGuard(Pull, Generic[T]):
 
     _entered: Any
     _doom: _Verdict | None
+
+    if TYPE_CHECKING:
+
+        def __anext__(self) -> Awaitable[T]: ...
 
     def __new__(cls, stream: Any, limits: StreamLimits, **_: Any) -> StreamGuard[T]:
         """Makes the native half."""
@@ -114,6 +124,7 @@ class StreamGuard(Pull, Generic[T]):
         self._closed = False
         self._ended_by_source = False
         self._given_chance = False
+        self._gave_way = False
         self._ended_at: float | None = None
         if not hasattr(type(stream), "__aiter__"):
             if not hasattr(type(stream), "__aenter__"):
@@ -137,8 +148,8 @@ class StreamGuard(Pull, Generic[T]):
             time_to_first_chunk=None if first is None or started is None else first - started,
             largest_gap=gap,
             elapsed=0.0 if started is None else end - started,
-            last_chunk=None if heard is None else now - heard,
-            last_progress=None if progressed is None else now - progressed,
+            last_chunk=_since(heard, end),
+            last_progress=_since(progressed, end),
             terminal=self._terminal,
             ended=self._ended,
             text=len(self.text),
@@ -172,13 +183,13 @@ class StreamGuard(Pull, Generic[T]):
 
     @property
     def is_complete(self) -> bool:
-        """Whether the answer came whole: it saw its terminal event, or the source ended by itself."""
+        """Whether the answer came whole: with its terminal event, or the source ended by itself."""
         return self._terminal or (self._ended_by_source and not self._transcript.expects_end)
 
     def bound_close(self, seconds: float) -> None:
         """Lowers `close_grace` to what a turn has left."""
-        seconds = max(seconds, 0.0)
-        self._close_grace = seconds if self._close_grace is None else min(self._close_grace, seconds)
+        known = self._close_grace
+        self._close_grace = max(seconds if known is None else min(known, seconds), 0.0)
 
     async def aclose(self) -> None:
         """Closes the source, whatever it calls that, and waits for it `close_grace` seconds."""
@@ -213,6 +224,8 @@ class StreamGuard(Pull, Generic[T]):
 
     def _begin(self) -> Any:
         self._start()
+        if self._limits.budget is not None:
+            self._rearm()  # it runs even if no pull ever has to wait
         if self._limits.first_chunk is None and self._limits.budget is None:
             self._sink.emit(UnboundedWait(at=self._now(), stream=self._name))
         if self._manager is not None and not self._has_entered:
@@ -305,13 +318,17 @@ class StreamGuard(Pull, Generic[T]):
         grace.start()
         thrown = await throw_into(pull, error, grace)
         self._note(thrown)
+        if thrown.error is None and not thrown.gave_up and thrown.value is not None:
+            # It answered the cancel with a chunk: too late to deliver, but nothing received is lost.
+            self._transcript.fold([*self._take_kept(), thrown.value])
         await self._close(None, grace)
         if grace.settle():
             raise error  # somebody else cancels the task too, and the user wins
         if verdict.clock == _LINGER:
             raise StopAsyncIteration
         cause = self._blame(verdict)
-        # The cancel that was thrown in is no context of the cause: `is the user` must not be read there.
+        # The cancel that was thrown in is no context of the cause: `is the user` must not be read
+        # there.
         cause.__suppress_context__ = True
         raise cause
 
@@ -344,8 +361,14 @@ class StreamGuard(Pull, Generic[T]):
             self._doom = self._report(verdict)
             self._refuse_next()
         elif task is not None:
+            users = _is_being_cancelled(task, self._waiting)
+            if users and not self._gave_way:
+                # A cancel of the user's is on its way down: it gets its chance alone.
+                self._gave_way = True
+                self._look_again(_GRACE if self._close_grace is None else self._close_grace)
+                return
             self._doom = self._report(verdict)
-            self._base = task.cancelling()
+            self._base = task.cancelling() - users
             self._cutting = True
             task.cancel()
 
@@ -398,24 +421,33 @@ class StreamGuard(Pull, Generic[T]):
         return "_entered" in self.__dict__
 
     async def _enter(self) -> None:
-        """Enters the context manager that yields the stream; waiting for it is the first wait."""
+        """Enters the context manager that yields the stream, within `first_chunk` seconds."""
         limit, entered_at = self._limits.first_chunk, self._now()
-        grace = Grace(_current_task(), limit)
+
+        def late() -> None:
+            self._doom = self._report(_Verdict(0, self._now() - entered_at, limit or 0.0))
+
+        grace = Grace(_current_task(), limit, then=self._close_grace, on_up=late)
         grace.start()
         outcome = await run(self._manager.__aenter__(), grace)
         others = grace.settle()
-        if outcome.error is not None and grace.up and not others:
-            verdict = _Verdict(0, self._now() - entered_at, limit or 0.0)
-            self._doom = self._report(verdict)
+        self._note(outcome)
+        if (outcome.error is not None or outcome.gave_up) and self._doom and not others:
             self._finish()
-            raise self._blame(verdict) from None
+            raise self._blame(self._doom) from None
         if outcome.error is not None:
             raise outcome.error
-        self._entered = self._stream = outcome.value
-        self._set_source(aiter(outcome.value))
+        if outcome.gave_up:
+            raise CancelledError
+        self._adopt(outcome.value)
+
+    def _adopt(self, stream: Any) -> None:
+        self._entered = self._stream = stream
+        self._set_source(aiter(stream))
 
     async def _enter_and_pull(self) -> Any:
-        await self._enter()
+        # Inside a pull the clocks run already, so entering needs no bound of its own.
+        self._adopt(await self._manager.__aenter__())
         return await cast(Any, self._source).__anext__()
 
     def _finish(self) -> None:
@@ -468,6 +500,21 @@ class StreamGuard(Pull, Generic[T]):
 
 def _since(moment: float | None, now: float) -> float | None:
     return None if moment is None else now - moment
+
+
+def _is_being_cancelled(task: Any, waiting: Any) -> bool:
+    """Whether a cancel that somebody has asked for has not reached the task yet.
+
+    A task that waits for another task, or for several, is told once those have ended.
+    """
+    if not task.cancelling():
+        return False
+    below = getattr(waiting, "cancelling", None)
+    return bool(
+        getattr(task, "_must_cancel", False)
+        or (callable(below) and below())
+        or getattr(waiting, "_cancel_requested", False)
+    )
 
 
 def _current_task() -> Any:

@@ -73,9 +73,9 @@ class Turn:
         on_event: OnEvent = None,
         tracker: PhaseTracker | None = None,
     ) -> None:
-        self.limits = Limits() if limits is None else limits
+        self.limits: Limits = Limits() if limits is None else limits
         self.name = name
-        self.tracker = PhaseTracker() if tracker is None else tracker
+        self.tracker: PhaseTracker = PhaseTracker() if tracker is None else tracker
         self.outcome: Outcome | None = None
         self._sink = EventSink(on_event, turn=name)
         self._streams: list[StreamGuard[Any]] = []
@@ -147,7 +147,7 @@ class Turn:
     # --- stopping ---
 
     def cancel(self, reason: str | None = None) -> None:
-        """End the turn on behalf of a user. Callable from any thread; after settlement it does nothing.
+        """End the turn on behalf of a user, from any thread; after settlement it does nothing.
 
         The block raises `UserCancelled(reason)`, which is a `CancelledError`; the outcome says
         `cancelled`. It beats a clock that has fired, until the turn has settled.
@@ -199,7 +199,7 @@ class Turn:
             )
 
     def _stop(self, cause: Cause) -> None:
-        """Takes note of a cause and cancels the body. The first cause stays, but a user's beats it."""
+        """Notes a cause and cancels the body. The first cause stays, but a user's beats it."""
         task = self._task
         if self.outcome is not None or task is None or task.done():
             return
@@ -386,9 +386,7 @@ class Turn:
 
     def _give_up(self, waited: float) -> Outcome:
         """Settles without the body, which would not let go."""
-        self._sink.emit(
-            Unresponsive(at=self._now(), what="body", name=self.name, waited=waited)
-        )
+        self._sink.emit(Unresponsive(at=self._now(), what="body", name=self.name, waited=waited))
         self._end(None, outside=False)
         assert self.outcome is not None
         return self.outcome

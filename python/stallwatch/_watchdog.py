@@ -20,12 +20,12 @@ if TYPE_CHECKING:
     from types import TracebackType
 
 LATE: Final = 0.05
-"""A fire delivered later than this found the loop blocked: what is queued gets `CHANCE` seconds more."""
+"""A fire delivered later than this found the loop blocked: what is queued gets `CHANCE` seconds."""
 
 CHANCE: Final = 0.05
 
 _HOPS: Final = 2
-"""Turns of the loop between a fire and its cancel, in which what has arrived may change the phase."""
+"""Turns of the loop between a fire and its cancel: what has arrived may change the phase."""
 
 
 class Act(Enum):
@@ -58,8 +58,8 @@ def judge(idle: float, limits: PhaseLimits, *, soft_done: bool, hard_done: bool)
 class PhaseClock:
     """Soft and hard idle of one tracker. What a hard fire does is its owner's to say.
 
-    Thread-safe as far as the tracker is: phases may change on any thread, the alarm rings on the loop
-    (or, without one, on the dispatcher thread).
+    Thread-safe as far as the tracker is: phases may change on any thread, the alarm rings on the
+    loop (or, without one, on the dispatcher thread).
     """
 
     __slots__ = (
@@ -158,16 +158,13 @@ class PhaseClock:
         act = self._judge(state).act
         late = self._alarm.now() - due
         if act is Act.HARD and overslept and self._forgiven[0] != state.seq:
-            # This process did not run; nobody can say that the owner was silent. Counted anew, once.
-            self._sink.emit(
-                ObserverStalled(at=self._alarm.now(), lateness=late, clock="hard_idle")
-            )
+            # This process did not run; nobody can say that the owner was silent. Counted anew,
+            # once.
+            self._sink.emit(ObserverStalled(at=self._alarm.now(), lateness=late, clock="hard_idle"))
             self._forgiven = (state.seq, state.elapsed)
         elif act is Act.HARD and late > LATE and self._given_chance != state.seq:
             self._given_chance = state.seq
-            self._sink.emit(
-                ObserverStalled(at=self._alarm.now(), lateness=late, clock="hard_idle")
-            )
+            self._sink.emit(ObserverStalled(at=self._alarm.now(), lateness=late, clock="hard_idle"))
             self._alarm.set(self._alarm.now() + CHANCE)
             return
         elif act is Act.SOFT:
@@ -220,7 +217,8 @@ class PhaseClock:
                 would_have_fired=self._observe_only,
             )
         )
-        # The callable that just heard of it may have changed the phase, or the tracker may be broken.
+        # The callable that just heard of it may have changed the phase, or the tracker may be
+        # broken.
         if self._observe_only or not self._open or self._tracker.invalid:
             return
         cause = HardIdleError(
@@ -239,23 +237,27 @@ def _call_soon() -> Callable[..., Any] | None:
 
 
 class Watchdog:
-    """Soft and hard idle for a loop that does not want a whole `Turn`. A context manager, async or not.
+    """Soft and hard idle for a loop that does not want a whole `Turn`.
 
-    Both clocks run while the tracker is in a phase that counts as idle (or in one that `limits.phases`
-    names); entering any phase resets them, entering the same one again too; borrowed time is not
-    charged. Soft fires as one `SoftIdle` event per phase instance and never cancels. Hard fires as a
-    `HardIdle` event, then cancels. Neither is affected by chunks, tools or anything else but the
-    tracker, and an invalid tracker takes both out of service with one `CoverageLost` event.
+    A context manager, async or not.
 
-    Around the code it watches (`with Watchdog(tracker, limits):` inside the task) the cancel comes out
-    of the block as `HardIdleError`, the task's cancel count as before; a cancel by somebody else goes
-    through unchanged, and wins if both meet. Where the task is another one, it sees a `CancelledError`,
-    and `cause_of(task)` tells the cause.
+    Both clocks run while the tracker is in a phase that counts as idle (or in one that
+    `limits.phases` names); entering any phase resets them, entering the same one again too;
+    borrowed time is not charged. Soft fires as one `SoftIdle` event per phase instance and never
+    cancels. Hard fires as a `HardIdle` event, then cancels. Neither is affected by chunks, tools or
+    anything else but the tracker, and an invalid tracker takes both out of service with one
+    `CoverageLost` event.
+
+    Around the code it watches (`with Watchdog(tracker, limits):` inside the task) the cancel comes
+    out of the block as `HardIdleError`, the task's cancel count as before; a cancel by somebody
+    else goes through unchanged, and wins if both meet. Where the task is another one, it sees a
+    `CancelledError`, and `cause_of(task)` tells the cause.
 
     Args:
         tracker: Whose phases.
         limits: `Limits`; by default `Limits()`, which is soft 90 s and hard 540 s.
-        cancel: The task to cancel, by default the one that enters; or a callable that gets the cause.
+        cancel: The task to cancel, by default the one that enters; or a callable that gets the
+            cause.
         on_event: A callable, or a list of them, for the events.
 
     Example:
