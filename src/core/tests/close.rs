@@ -24,7 +24,7 @@ fn close_drops_and_counts_everything_and_hands_back_the_strong_payloads() {
         (stats.armed, stats.dropped, stats.cancelled, stats.fired),
         (0, 5, 1, 0)
     );
-    assert_eq!(rig.deliver(), []);
+    assert_eq!(rig.deliver(), NONE);
     assert!(rig.shard.is_closed());
     assert!(timers.iter().chain([&idle]).all(|timer| !timer.is_active()));
 }
@@ -37,14 +37,14 @@ fn a_closed_shard_is_neutral() {
     parked.pause(10);
     rig.find(50);
     rig.shard.close();
-    assert_eq!(rig.shard.close(), []);
+    assert_eq!(rig.shard.close(), NONE);
     assert_eq!(timer.arm(200, 0), Err(Error::Closed));
     timer.touch(300);
     timer.move_to(60);
     parked.resume_at(60);
     assert_eq!(timer.cancel(), None);
     assert_eq!(rig.shard.next_wake(), u64::MAX);
-    assert_eq!(rig.advance(1_000), []);
+    assert_eq!(rig.advance(1_000), NONE);
     assert_eq!(rig.bell.rung(), 0);
     drop((timer, parked));
     assert_eq!(rig.armed_count(), 0);
@@ -82,7 +82,7 @@ fn strong_payloads_are_shown_while_their_timers_are_active() {
     assert_eq!(rig.deliver(), [0, 1, 4]);
     assert_eq!(shown(), [2]);
     rig.shard.close();
-    assert_eq!(shown(), []);
+    assert_eq!(shown(), NONE);
 }
 
 #[test]
@@ -129,7 +129,7 @@ fn an_inherited_shard_refuses_arms_and_is_neutral_otherwise() {
     parked.resume_at(60);
     let mut seen = Vec::new();
     rig.shard.each_strong(|payload| seen.push(payload));
-    assert_eq!(seen, []);
+    assert_eq!(seen, NONE);
     assert_eq!(
         timer.cancel(),
         Some(0),
@@ -137,7 +137,7 @@ fn an_inherited_shard_refuses_arms_and_is_neutral_otherwise() {
     );
     assert_eq!(strong.cancel(), Some(STRONG));
     assert_eq!(timer.cancel(), None);
-    assert_eq!(rig.shard.close(), []);
+    assert_eq!(rig.shard.close(), NONE);
     drop((timer, parked, strong));
 }
 

@@ -13,7 +13,7 @@ fn cancel_says_whether_the_callback_was_prevented() {
     timer.arm(100, STRONG).unwrap();
     rig.find(100);
     assert_eq!(timer.cancel(), Some(STRONG), "queued");
-    assert_eq!(rig.deliver(), []);
+    assert_eq!(rig.deliver(), NONE);
 
     timer.arm(200, 0).unwrap();
     assert_eq!(rig.advance(200), [1]);
@@ -33,7 +33,7 @@ fn a_paused_timer_can_be_cancelled_parked_or_not() {
     rig.find(100);
     assert_eq!(timer.cancel(), Some(0));
     timer.resume_at(50);
-    assert_eq!(rig.advance(1_000), []);
+    assert_eq!(rig.advance(1_000), NONE);
     assert_eq!(rig.armed_count(), 0);
 }
 
@@ -44,7 +44,7 @@ fn dropped_while_its_fire_is_queued_it_never_runs() {
     let timer = rig.armed(2, 100);
     rig.find(100);
     drop(timer);
-    assert_eq!(rig.deliver(), []);
+    assert_eq!(rig.deliver(), NONE);
     let stats = rig.shard.stats();
     assert_eq!((stats.armed, stats.fired, stats.cancelled), (0, 0, 2));
 }
@@ -88,7 +88,7 @@ fn a_stale_fire_of_memory_given_back_is_void() {
     let timers: Vec<_> = (0..5_000).map(|i| rig.armed(i, 100)).collect();
     rig.find(100);
     drop(timers);
-    assert_eq!(rig.deliver(), []);
+    assert_eq!(rig.deliver(), NONE);
     assert_eq!(rig.armed_count(), 0);
 }
 
@@ -98,7 +98,7 @@ fn touched_while_its_fire_is_queued_it_is_rescued() {
     let timer = rig.armed(1, 100);
     rig.find(100);
     timer.touch(101);
-    assert_eq!(rig.deliver(), []);
+    assert_eq!(rig.deliver(), NONE);
     assert_eq!(rig.shard.stats().rescued, 1);
     assert_eq!(
         rig.shard.next_wake(),
@@ -122,8 +122,8 @@ fn data_and_deadline_in_the_same_instant_data_wins() {
         if !touch_first {
             timer.touch(200);
         }
-        assert_eq!(rig.deliver(), []);
-        assert_eq!(rig.advance(199), []);
+        assert_eq!(rig.deliver(), NONE);
+        assert_eq!(rig.advance(199), NONE);
         assert_eq!(rig.advance(200), [1]);
     }
 }
@@ -178,7 +178,7 @@ fn the_payload_is_kept_under_the_lock_and_only_if_it_runs() {
     let mut kept = Vec::new();
     rig.shard
         .claim(&fires[0], 100, |payload| kept.push(payload));
-    assert_eq!(kept, []);
+    assert_eq!(kept, NONE);
     timer.set_payload(5);
     rig.find(200);
     let fires = rig.shard.take();

@@ -226,7 +226,7 @@ fn stop_joins_wherever_the_driver_is_and_arms_are_harmless_afterwards() {
         timer.arm(monotonic(), 0).unwrap();
         driver.stop();
         assert_eq!(driver.health().passes, passes, "its thread has ended");
-        assert_eq!(shard.close(), []);
+        assert_eq!(shard.close(), NONE);
     }
 }
 

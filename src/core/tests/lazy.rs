@@ -14,7 +14,7 @@ fn a_timer_is_one_entry_however_often_it_is_touched() {
     }
     assert_eq!(rig.shard.next_wake(), wake, "a touch tells nobody");
     assert_eq!(rig.armed_count(), 1);
-    assert_eq!(rig.advance(10_998), []);
+    assert_eq!(rig.advance(10_998), NONE);
     let stats = rig.shard.stats();
     assert_eq!((stats.armed, stats.started), (1, 1));
     assert!(stats.rearmed <= 12, "one visit a level at most: {stats:?}");
@@ -26,10 +26,10 @@ fn touched_at_each_visit_it_fires_when_the_touches_end() {
     let rig = Rig::at(7);
     let timer = rig.armed(1, 107);
     for now in (57..5_007).step_by(50) {
-        assert_eq!(rig.advance(now), [], "early at {now}");
+        assert_eq!(rig.advance(now), NONE, "early at {now}");
         timer.touch(now + 100);
     }
-    assert_eq!(rig.advance(5_056), []);
+    assert_eq!(rig.advance(5_056), NONE);
     assert_eq!(rig.advance(5_057), [1]);
     assert_eq!(rig.armed_count(), 0);
 }
@@ -43,7 +43,7 @@ fn what_is_left_survives_a_pause_whether_the_wheel_came_by_or_not() {
         timer.pause(60);
         assert_eq!(timer.due(), PAUSED | 60);
         if visit_while_paused {
-            assert_eq!(rig.advance(1_000_000), []);
+            assert_eq!(rig.advance(1_000_000), NONE);
             assert_eq!(
                 rig.shard.next_wake(),
                 u64::MAX,
@@ -54,7 +54,7 @@ fn what_is_left_survives_a_pause_whether_the_wheel_came_by_or_not() {
         }
         assert!(timer.is_active());
         timer.resume_at(1_000_060);
-        assert_eq!(rig.advance(1_000_059), []);
+        assert_eq!(rig.advance(1_000_059), NONE);
         assert_eq!(rig.advance(1_000_060), [1]);
         assert_eq!(rig.armed_count(), 0);
     }
@@ -82,9 +82,9 @@ fn paused_and_resumed_while_its_fire_is_queued_it_waits_for_the_rest() {
     assert!(timer.has_fired());
     timer.pause(30);
     timer.resume_at(130);
-    assert_eq!(rig.deliver(), []);
+    assert_eq!(rig.deliver(), NONE);
     assert_eq!(rig.shard.stats().rescued, 1);
-    assert_eq!(rig.advance(129), []);
+    assert_eq!(rig.advance(129), NONE);
     assert_eq!(rig.advance(130), [1]);
 }
 
@@ -94,7 +94,7 @@ fn paused_while_its_fire_is_queued_it_stays_paused() {
     let timer = rig.armed(1, 100);
     rig.find(100);
     timer.pause(30);
-    assert_eq!(rig.advance(5_000), []);
+    assert_eq!(rig.advance(5_000), NONE);
     assert!(timer.is_active() && !timer.has_fired());
     timer.resume_at(5_030);
     assert_eq!(rig.shard.next_wake(), 5_030);
@@ -107,7 +107,7 @@ fn pausing_twice_and_resuming_twice_changes_nothing() {
     let timer = rig.armed(1, 100);
     timer.pause(100);
     timer.pause(100);
-    assert_eq!(rig.advance(100), []);
+    assert_eq!(rig.advance(100), NONE);
     timer.resume_at(300);
     timer.resume_at(300);
     assert_eq!(rig.advance(300), [1]);
@@ -121,7 +121,7 @@ fn a_moved_deadline_counts_at_once_earlier_or_later() {
     timer.move_to(50);
     assert_eq!(rig.shard.next_wake(), 50);
     timer.move_to(70);
-    assert_eq!(rig.advance(69), []);
+    assert_eq!(rig.advance(69), NONE);
     assert_eq!(rig.advance(70), [1]);
 }
 
@@ -135,7 +135,7 @@ fn moving_a_paused_timer_starts_its_clock() {
             rig.find(100);
         }
         timer.move_to(200);
-        assert_eq!(rig.advance(199), []);
+        assert_eq!(rig.advance(199), NONE);
         assert_eq!(rig.advance(200), [1]);
     }
 }
@@ -146,7 +146,7 @@ fn moving_a_timer_whose_fire_is_queued_takes_the_fire_back() {
     let timer = rig.armed(1, 100);
     rig.find(100);
     timer.move_to(150);
-    assert_eq!(rig.deliver(), []);
+    assert_eq!(rig.deliver(), NONE);
     assert_eq!(rig.advance(150), [1]);
 }
 
@@ -155,7 +155,7 @@ fn moving_an_idle_timer_has_no_effect() {
     let rig = Rig::at(0);
     let timer = rig.timer(1);
     timer.move_to(10);
-    assert_eq!(rig.advance(20), []);
+    assert_eq!(rig.advance(20), NONE);
     assert!(!timer.is_active());
     assert_eq!(rig.armed_count(), 0);
 }
@@ -171,7 +171,7 @@ fn flags_last_through_every_state() {
     timer.move_to(150);
     rig.find(150);
     timer.touch(160);
-    assert_eq!(rig.deliver(), []);
+    assert_eq!(rig.deliver(), NONE);
     rig.find(160);
     let fires = rig.shard.take();
     assert_eq!(
@@ -192,7 +192,7 @@ fn huge_deadlines_saturate_and_are_not_taken_for_paused_ones() {
         assert_eq!(timer.due() & PAUSED, 0);
         timer.move_to(due);
         assert_eq!(timer.due() & PAUSED, 0);
-        assert_eq!(rig.advance(1 << 61), []);
+        assert_eq!(rig.advance(1 << 61), NONE);
         assert_eq!(timer.cancel(), Some(0));
         assert_eq!(rig.shard.process(1 << 61, 0), u64::MAX);
     }

@@ -24,6 +24,9 @@ use std::sync::{
     atomic::{AtomicUsize, Ordering},
 };
 
+/// No payloads. A bare `[]` has no type once PyO3, with its own comparisons, is in the build.
+const NONE: [usize; 0] = [];
+
 /// A waker that counts.
 #[derive(Debug, Default, Clone)]
 struct Bell(Arc<AtomicUsize>);

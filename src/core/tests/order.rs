@@ -21,7 +21,7 @@ fn equal_deadlines_fire_first_in_first_out_across_levels() {
         .into_iter()
         .enumerate()
     {
-        assert_eq!(rig.advance(now), []);
+        assert_eq!(rig.advance(now), NONE);
         for j in 0..300 {
             timers.push(rig.armed(i * 300 + j, due));
         }

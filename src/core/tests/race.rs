@@ -92,7 +92,7 @@ fn a_cancel_raced_with_the_fire_prevents_it_or_says_that_it_was_late() {
                 was_cancelled ^ (ran == [1]),
                 "round {round}: cancelled {was_cancelled}, ran {ran:?}"
             );
-            assert_eq!(rig.deliver(), [], "nothing is left over");
+            assert_eq!(rig.deliver(), NONE, "nothing is left over");
             cancels += u64::from(was_cancelled);
             fires += ran.len() as u64;
         }
@@ -120,7 +120,7 @@ fn a_touch_raced_with_the_pass_is_never_lost() {
                 timer.arm(base + 5, 0).unwrap();
             }
             timer.touch(base + 15);
-            assert_eq!(rig.deliver(), [], "touched until {}", base + 15);
+            assert_eq!(rig.deliver(), NONE, "touched until {}", base + 15);
             now.store(base + 5, Ordering::SeqCst);
         },
         |round| {
@@ -132,7 +132,7 @@ fn a_touch_raced_with_the_pass_is_never_lost() {
             let base = 10 * round as u64;
             assert_eq!(
                 rig.deliver(),
-                [],
+                NONE,
                 "a fire found before the touch is taken back"
             );
             assert!(timer.is_active() && rig.shard.next_wake() <= base + 15);
@@ -161,7 +161,7 @@ fn a_resume_raced_with_the_parking_visit_is_never_lost() {
         },
         |round| {
             let base = 10 * round as u64;
-            assert_eq!(rig.advance(base + 6), []);
+            assert_eq!(rig.advance(base + 6), NONE);
             assert!(rig.shard.next_wake() <= base + 7, "nobody will come");
             assert_eq!(rig.advance(base + 7), [1]);
         },

@@ -308,6 +308,6 @@ proptest! {
         }
         pair.timers.clear();
         prop_assert_eq!(pair.rig.armed_count(), 0);
-        prop_assert_eq!(pair.rig.deliver(), []);
+        prop_assert_eq!(pair.rig.deliver(), NONE);
     }
 }

@@ -83,7 +83,7 @@ fn tokio_3270_a_reset_of_an_expired_entry_not_yet_taken_counts() {
     timer.move_to(20);
     timer.arm(30, 0).unwrap();
     assert_eq!(rig.deliver(), [2]);
-    assert_eq!(rig.advance(29), []);
+    assert_eq!(rig.advance(29), NONE);
     assert_eq!(rig.advance(30), [1]);
 }
 
@@ -104,7 +104,7 @@ fn tokio_timer_14_any_nanosecond_is_a_deadline() {
     for odd in [1, 3, 999_999, 1_000_001, 262_143, 262_144, 262_145] {
         let rig = Rig::at(17);
         let _timer = rig.armed(1, 17 + odd);
-        assert_eq!(rig.advance(16 + odd), []);
+        assert_eq!(rig.advance(16 + odd), NONE);
         assert_eq!(rig.advance(17 + odd), [1]);
     }
 }
@@ -116,7 +116,7 @@ fn theine_go_64_no_lateness_builds_up_over_many_arms() {
     let timer = rig.timer(1);
     for round in 1..=1_000 {
         timer.arm(round * 100, 0).unwrap();
-        assert_eq!(rig.advance(round * 100 - 1), []);
+        assert_eq!(rig.advance(round * 100 - 1), NONE);
         assert_eq!(rig.advance(round * 100), [1], "late in round {round}");
     }
     assert_eq!(rig.shard.stats().delivered.max, 0);
@@ -158,13 +158,13 @@ fn time_that_goes_back_delays_old_timers_and_leaves_new_ones_right() {
     let _new = rig.armed(3, 90 * S);
     let _far = rig.armed(4, 5_000 * S);
     assert!(rig.shard.next_wake() <= 90 * S);
-    assert_eq!(rig.advance(89 * S), []);
+    assert_eq!(rig.advance(89 * S), NONE);
     assert_eq!(rig.advance(90 * S), [3]);
-    assert_eq!(rig.advance(4_999 * S), []);
+    assert_eq!(rig.advance(4_999 * S), NONE);
     assert_eq!(rig.advance(5_000 * S), [4]);
     paused.resume_at(5_100 * S);
     assert_eq!(rig.advance(5_100 * S), [2]);
-    assert_eq!(rig.advance(19_999 * S), []);
+    assert_eq!(rig.advance(19_999 * S), NONE);
     assert_eq!(rig.advance(20_000 * S), [1]);
     assert_eq!(rig.armed_count(), 0);
 }
@@ -176,8 +176,8 @@ fn a_fire_decided_before_time_went_back_waits_for_its_deadline() {
     let rig = Rig::at(0);
     let _timer = rig.armed(1, 500 * S);
     rig.shard.process(1_000 * S, 0);
-    assert_eq!(rig.deliver(), [], "by the clock it is not due yet");
+    assert_eq!(rig.deliver(), NONE, "by the clock it is not due yet");
     assert!(rig.shard.next_wake() <= 500 * S && rig.shard.next_wake() > 0);
-    assert_eq!(rig.advance(499 * S), []);
+    assert_eq!(rig.advance(499 * S), NONE);
     assert_eq!(rig.advance(500 * S), [1]);
 }
