@@ -5,16 +5,19 @@ SHELL := /bin/bash
 PYTHON ?= python3
 VENV ?= .venv
 BIN := $(VENV)/bin
+# Every Python of pyenv that is new enough; `make test-all PYTHONS="python3.12 /opt/python/bin/python3"` names others.
+PYTHONS ?= $(shell for python in "$$(pyenv root 2>/dev/null)"/versions/*/bin/python; do \
+	"$$python" -c 'import sys; sys.exit(sys.version_info < (3, 11))' 2>/dev/null && echo "$$python"; done)
 RUST_SRC := $(shell find src -name '*.rs' 2>/dev/null) Cargo.toml Cargo.lock
 
-.PHONY: help demo test test-all test-rust test-python lint fmt loom bench docs all clean check-tools build
+.PHONY: help demo test test-all test-rust test-python lint fmt loom all clean check-tools build
 
 help:
 	@echo "make demo   run the main job against a fault server on loopback"
 	@echo "make test   Rust and Python tests"
 	@echo "make lint   every linter and type check"
+	@echo "make test-all  the same on every Python that pyenv has"
 	@echo "make loom   model-check the concurrent core"
-	@echo "make bench  the figures, beside their peers"
 	@echo "make all    lint test loom demo"
 
 check-tools:
@@ -46,6 +49,14 @@ test-rust: check-tools
 test-python: build
 	$(BIN)/python -m pytest -q
 
+test-all: test-rust
+	@failed=; for python in $(PYTHONS); do \
+		version=$$("$$python" -c 'import sys; print("%d.%d" % sys.version_info[:2])'); \
+		echo "Python $$version"; \
+		CARGO_TARGET_DIR=target/python-$$version $(MAKE) --no-print-directory test-python PYTHON="$$python" VENV=.venv-$$version \
+			|| failed="$$failed $$version"; \
+	done; test -z "$$failed" || { echo "stallwatch: tests fail on Python$$failed" >&2; exit 1; }
+
 lint: build
 	cargo fmt --check
 	cargo clippy --quiet --all-targets -- -D warnings
@@ -54,7 +65,8 @@ lint: build
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy
 	$(BIN)/python -m mypy.stubtest stallwatch._stallwatch
-	$(BIN)/basedpyright --verifytypes stallwatch --ignoreexternal
+	@# It looks for the package where the first `python` of PATH would.
+	@PATH="$(abspath $(BIN)):$$PATH" $(BIN)/basedpyright --verifytypes stallwatch --ignoreexternal >target/types.txt || { cat target/types.txt >&2; exit 1; }
 
 fmt: build
 	cargo fmt
@@ -67,4 +79,4 @@ loom: check-tools
 all: lint test loom demo
 
 clean:
-	rm -rf target $(VENV)
+	rm -rf target $(VENV) .venv-3.* python/stallwatch/*.so
