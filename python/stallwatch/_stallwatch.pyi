@@ -141,8 +141,8 @@ class PullBase:
         progress_warn: float | None,
         budget: float | None,
     ) -> Self: ...
-    def _set_classify(self, classify: Callable[[object], int] | None, plain: bool) -> None:
-        """Sets what chunks are asked with, and whether a `str` needs no asking."""
+    def _set_plain(self) -> None:
+        """Every further `str` is its own text, and `_classify` is not asked about it."""
 
     def _set_source(self, source: AsyncIterator[Any]) -> None:
         """Sets the asynchronous iterator that is pulled from."""

@@ -133,7 +133,6 @@ class StreamGuard(Pull, Generic[T]):
                     f"that yields one, not {type(stream).__name__!r}"
                 )
             self._manager = stream
-        self._set_classify(self._classify, False)
 
     # --- what users see ---
 
@@ -237,7 +236,7 @@ class StreamGuard(Pull, Generic[T]):
     def _classify(self, chunk: object) -> int:
         flags = self._transcript.classify(chunk)
         if self._transcript.is_plain:
-            self._set_classify(self._classify, True)
+            self._set_plain()
         return flags
 
     def _first(self, now: float) -> None:
@@ -319,7 +318,7 @@ class StreamGuard(Pull, Generic[T]):
         thrown = await throw_into(pull, error, grace)
         self._note(thrown)
         if thrown.error is None and not thrown.gave_up and thrown.value is not None:
-            # It answered the cancel with a chunk: too late to deliver, but nothing received is lost.
+            # It answered the cancel with a chunk: too late to deliver, but its text is not lost.
             self._transcript.fold([*self._take_kept(), thrown.value])
         await self._close(None, grace)
         if grace.settle():

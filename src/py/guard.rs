@@ -14,7 +14,7 @@ use std::cell::{Cell, OnceCell, UnsafeCell};
 use pyo3::{
     PyTraverseError, PyVisit,
     exceptions::PyRuntimeError,
-    ffi,
+    ffi, intern,
     prelude::*,
     types::{PyList, PyTuple},
 };
@@ -119,7 +119,6 @@ pub(crate) struct PullBase {
     pub(super) cutting: Cell<bool>,
     /// Chunks are plain `str`, each its own text.
     plain: Cell<bool>,
-    classify: Ref,
     kept: UnsafeCell<Vec<Py<PyAny>>>,
     chunks: Cell<u64>,
     progress: Cell<u64>,
@@ -221,6 +220,14 @@ impl PullBase {
         self.set_due(due)
     }
 
+    /// A blocking pull begins: its clocks run.
+    pub(super) fn block(&self) -> PyResult<()> {
+        self.suspended.set(true);
+        let now = self.clock.now();
+        let due = self.update(|clocks| clocks.pull(now));
+        self.set_due(due)
+    }
+
     /// The wait is over: all clocks but the budget stand still.
     pub(super) fn wake(&self, py: Python<'_>) -> u64 {
         let now = self.clock.now();
@@ -252,7 +259,7 @@ impl PullBase {
             // SAFETY: it is a `str`.
             u32::from(unsafe { ffi::PyUnicode_GetLength(chunk.as_ptr()) } > 0)
         } else {
-            self.ask(chunk)
+            Self::ask(object, chunk)
         };
         self.chunks.set(self.chunks.get() + 1);
         let progress = flags & PROGRESS != 0;
@@ -316,11 +323,10 @@ impl PullBase {
         }
     }
 
-    fn ask(&self, chunk: &Bound<'_, PyAny>) -> u32 {
-        let Some(classify) = self.classify.get(chunk.py()) else {
-            return PROGRESS;
-        };
-        match classify.call1((chunk,)).and_then(|flags| flags.extract()) {
+    /// Asks above, by name: a kept reference to the method would make the guard keep itself alive.
+    fn ask(object: &Bound<'_, PyAny>, chunk: &Bound<'_, PyAny>) -> u32 {
+        let flags = object.call_method1(intern!(object.py(), "_classify"), (chunk,));
+        match flags.and_then(|flags| flags.extract()) {
             Ok(flags) => flags,
             Err(error) => {
                 error.write_unraisable(chunk.py(), Some(chunk));
@@ -389,7 +395,6 @@ impl PullBase {
             event_loop: Ref::empty(),
             cutting: Cell::new(false),
             plain: Cell::new(false),
-            classify: Ref::empty(),
             kept: UnsafeCell::new(Vec::new()),
             chunks: Cell::new(0),
             progress: Cell::new(0),
@@ -401,15 +406,9 @@ impl PullBase {
         }
     }
 
-    /// Sets what chunks are asked with: a callable that gives flags, or None for plain text.
-    fn _set_classify<'py>(
-        &self,
-        py: Python<'py>,
-        classify: Option<Bound<'py, PyAny>>,
-        plain: bool,
-    ) {
-        self.plain.set(plain);
-        drop(self.classify.put(py, classify));
+    /// Every further `str` is its own text, and `_classify` is not asked about it.
+    fn _set_plain(&self) {
+        self.plain.set(true);
     }
 
     /// Sets the asynchronous iterator that is pulled from.
@@ -418,6 +417,24 @@ impl PullBase {
         self.anext.set(Some(anext));
         drop(self.source.put(source.py(), Some(source.clone())));
         Ok(())
+    }
+
+    /// Sets the iterator that is pulled from, of a blocking stream.
+    fn _set_iterator(&self, source: &Bound<'_, PyAny>) {
+        drop(self.source.put(source.py(), Some(source.clone())));
+    }
+
+    /// As `_start`, with a timer of the dispatcher thread.
+    fn _start_blocking(slf: &Bound<'_, Self>) -> PyResult<f64> {
+        let this = slf.get();
+        if this.timer.get().is_none() {
+            let shard = lifecycle::loopless(slf.py())?;
+            let _ = this.timer.set(Timer::new(&shard, refs::borrow_raw(slf)));
+        }
+        let now = this.clock.now();
+        this.update(|clocks| clocks.start(now));
+        this.next.set(Next::Source);
+        Ok(secs(now))
     }
 
     /// Starts the budget, and gives the clocks a timer of the running loop. Returns the moment.
@@ -591,7 +608,6 @@ impl PullBase {
             &self.waiting,
             &self.task,
             &self.event_loop,
-            &self.classify,
             &self.step,
         ];
         for reference in refs {
@@ -611,7 +627,6 @@ impl PullBase {
             &self.waiting,
             &self.task,
             &self.event_loop,
-            &self.classify,
             &self.step,
         ];
         self.next.set(Next::Ended);

@@ -13,11 +13,13 @@ mod guard;
 mod lifecycle;
 mod phases;
 mod pull;
+mod pull_sync;
 mod refs;
 mod running;
 mod wheel;
 
-#[pymodule]
+// The cells of `guard` need the GIL. Nobody has tested this module without it, so it is not claimed.
+#[pymodule(gil_used = true)]
 #[pyo3(name = "_stallwatch")]
 mod stallwatch_native {
     use super::*;
@@ -39,6 +41,7 @@ mod stallwatch_native {
     fn init(m: &Bound<'_, PyModule>) -> PyResult<()> {
         super::lifecycle::register(m)?;
         super::pull::register(m)?;
+        super::pull_sync::register(m)?;
         super::construct::register(m.py());
         m.add("__version__", env!("CARGO_PKG_VERSION"))
     }

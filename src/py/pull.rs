@@ -29,7 +29,7 @@ use super::guard::{Next, PullBase, Ref, busy};
 ///
 /// # Safety
 /// `object` is alive and an instance of a class derived from `PullBase`.
-unsafe fn guard_of<'py>(object: &'py Bound<'py, PyAny>) -> &'py PullBase {
+pub(super) unsafe fn guard_of<'py>(object: &'py Bound<'py, PyAny>) -> &'py PullBase {
     // SAFETY: as promised by the caller; the class is frozen, so `get` checks nothing.
     unsafe { object.cast_unchecked::<PullBase>() }.get()
 }
@@ -429,14 +429,16 @@ fn finish(sent: PyResult<Sent<'_>>) -> PyResult<Py<PyAny>> {
     }
 }
 
-unsafe extern "C" fn own(object: *mut ffi::PyObject) -> *mut ffi::PyObject {
+pub(super) unsafe extern "C" fn own(object: *mut ffi::PyObject) -> *mut ffi::PyObject {
     // SAFETY: a slot gets a live object.
     unsafe { ffi::Py_IncRef(object) };
     object
 }
 
 /// Runs a slot's body. A panic must not cross into the interpreter.
-fn slot(body: impl FnOnce(Python<'_>) -> PyResult<*mut ffi::PyObject>) -> *mut ffi::PyObject {
+pub(super) fn slot(
+    body: impl FnOnce(Python<'_>) -> PyResult<*mut ffi::PyObject>,
+) -> *mut ffi::PyObject {
     // SAFETY: slots are called with the GIL held.
     let py = unsafe { Python::assume_attached() };
     match std::panic::catch_unwind(std::panic::AssertUnwindSafe(|| body(py))) {
@@ -511,7 +513,7 @@ unsafe extern "C" fn step_iternext(object: *mut ffi::PyObject) -> *mut ffi::PyOb
 static STEP: PyOnceLock<Py<PyType>> = PyOnceLock::new();
 
 /// Makes a class that adds slots to a base.
-fn derive<'py>(
+pub(super) fn derive<'py>(
     py: Python<'py>,
     name: &'static std::ffi::CStr,
     base: &Bound<'py, PyType>,
@@ -533,7 +535,7 @@ fn derive<'py>(
     Ok(class.cast_into::<PyType>()?)
 }
 
-const fn entry(slot: c_int, function: *mut c_void) -> ffi::PyType_Slot {
+pub(super) const fn entry(slot: c_int, function: *mut c_void) -> ffi::PyType_Slot {
     ffi::PyType_Slot {
         slot,
         pfunc: function,
