@@ -81,7 +81,8 @@ class Classifier:
     @property
     def speaks_protocol(self) -> bool:
         """Whether chunks of a known provider were seen, so that an end event is to be expected."""
-        return self._memory.raw or bool(self._memory.seen)
+        memory = self._memory
+        return memory.known or memory.raw or bool(memory.seen)
 
     def classify(self, chunk: object) -> int:
         """Flags of the next chunk; call it once a chunk, in order.
@@ -335,6 +336,7 @@ def _typed(classifier: Classifier, chunk: Any) -> int:
             if getattr(delta, _DELTAS[delta.type]):
                 return PROGRESS
         elif getattr(chunk, _BY_FIELD[kind]):
+            memory.known = True
             return PROGRESS
     except (AttributeError, KeyError, TypeError):
         pass
@@ -361,6 +363,7 @@ def _mapping(classifier: Classifier, chunk: Any) -> int:
             if delta[_DELTAS[delta["type"]]]:
                 return PROGRESS
         elif chunk[_BY_FIELD[kind]]:
+            memory.known = True
             return PROGRESS
     except (AttributeError, KeyError, TypeError, ValueError):
         pass

@@ -38,14 +38,16 @@ class Memory:
     """What has to be remembered between the chunks of one stream.
 
     Attributes:
+        known: An event was seen whose kind we know.
         raw: A raw event was seen, so the twins of a helper stream are repetition.
         seen: Indices of the choices seen.
         ended: Indices of the choices that gave a finish reason.
     """
 
-    __slots__ = ("ended", "raw", "seen")
+    __slots__ = ("ended", "known", "raw", "seen")
 
     def __init__(self) -> None:
+        self.known = False
         self.raw = False
         self.seen: set[int] = set()
         self.ended: set[int] = set()
@@ -144,9 +146,11 @@ def typed_flags(memory: Memory, chunk: Any, kind: str) -> int | None:
     """Flags of an event that names its kind, None if the kind is unknown."""
     rule = KINDS.get(kind)
     if rule is not None:
+        memory.known = True
         return 0 if rule.twin and memory.raw else _apply(rule, chunk)
     nest = NESTED.get(kind)
     if nest is not None:
+        memory.known = True
         if kind == "content_block_delta":
             memory.raw = True
         name, rules, default = nest

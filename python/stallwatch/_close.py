@@ -140,7 +140,9 @@ def _thrower(iterator: Any, error: BaseException) -> Callable[[], Any]:
 
 def _sender(iterator: Any, value: Any) -> Callable[[], Any]:
     def send() -> Any:
-        return next(iterator) if value is None else iterator.send(value)
+        # A coroutine has no `__next__`, and a plain iterator no `send`.
+        resume = getattr(iterator, "send", None)
+        return next(iterator) if resume is None else resume(value)
 
     return send
 

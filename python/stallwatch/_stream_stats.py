@@ -17,10 +17,11 @@ class StreamStats:
         chunks: Chunks received.
         progress_chunks: Those of them that counted as progress.
         time_to_first_chunk: From the first pull to the first progress; None before it.
-        largest_gap: The longest wait between two chunks, consumer's time left out.
+        largest_gap: The longest wait after the first chunk, consumer's time left out.
         elapsed: From the first pull to the end, or until now; 0 before the first pull.
-        last_chunk: Seconds since the last chunk or sign of life; None before the first.
-        last_progress: Seconds since the last progress; None before the first.
+        last_chunk: Seconds from the last chunk or sign of life to the end, or until now; None
+            before the first.
+        last_progress: Likewise from the last progress.
         terminal: Whether the provider's own end (or error) event was seen.
         ended: Whether the stream is over, in whatever way.
         text: Number of characters of text received so far.
