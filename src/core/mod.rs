@@ -1,7 +1,7 @@
 //! The core: plain Rust, no Python.
 //!
 //! Layers, each of which may only use those to its right:
-//! `driver, timer -> shard, phases -> wheel, state, stats -> clock, error, sync`.
+//! `driver, timer -> shard, phases, stream -> wheel, state, stats -> clock, error, sync`.
 
 pub mod clock;
 pub mod driver;
