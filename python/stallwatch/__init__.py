@@ -8,8 +8,6 @@ that time is up.
 Everything named here is loaded at its first use, so that `import stallwatch` costs next to nothing.
 """
 
-from __future__ import annotations
-
 # Not imported from `typing`, which alone would take longer than everything else here.
 TYPE_CHECKING = False
 
@@ -155,7 +153,7 @@ _HOME = {name: module for module, names in _WHERE.items() for name in names.spli
 _MODULES = ("faults", "testing", "wheel")
 
 
-def __getattr__(name: str) -> Any:
+def __getattr__(name: str) -> "Any":
     from importlib import import_module
 
     if name in _HOME:

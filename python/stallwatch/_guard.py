@@ -88,3 +88,6 @@ def guard(
     )
     transcript = Transcript(is_progress=is_progress, is_terminal=is_terminal, text_of=text_of)
     return StreamGuard(stream, limits, sink=EventSink(on_event), transcript=transcript, name=name)
+
+
+guard.__module__ = "stallwatch"

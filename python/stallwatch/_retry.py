@@ -53,6 +53,7 @@ class _RetryUnlessStalled:
     Combines with tenacity's own conditions by `|` and `&`. tenacity is imported only for that.
     """
 
+    __module__ = "stallwatch"
     __slots__ = ()
 
     def __call__(self, state: Any) -> bool:
@@ -210,3 +211,8 @@ def _travelled(exc: BaseException) -> StallError | None:
         if isinstance(detail, dict) and detail.get("kind") == kind:
             return StallError.from_dict(detail)
     return CAUSE_KINDS[kind]()
+
+
+for _public in (cause_of, giveup_if_stalled, is_retryable):
+    _public.__module__ = "stallwatch"
+del _public

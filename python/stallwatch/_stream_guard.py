@@ -78,6 +78,8 @@ class _Verdict:
 class StreamGuard(Pull, Generic[T]):
     """An asynchronous stream with clocks: see `guard`, which makes it."""
 
+    __module__ = "stallwatch"
+
     _entered: Any
     _doom: _Verdict | None
 
@@ -193,7 +195,7 @@ class StreamGuard(Pull, Generic[T]):
     async def aclose(self) -> None:
         """Closes the source, whatever it calls that, and waits for it `close_grace` seconds."""
         self._finish()
-        await self._close(None)
+        await self._close((None, None, None))
 
     async def close(self) -> None:
         """As `aclose`."""

@@ -27,6 +27,8 @@ class StreamStats:
         text: Number of characters of text received so far.
     """
 
+    __module__ = "stallwatch"
+
     chunks: int = 0
     progress_chunks: int = 0
     time_to_first_chunk: float | None = None
