@@ -105,7 +105,9 @@ def test_silent_after_a_chunk_in_real_time(loop):
 
         assert type(seen.error) is StreamIdleError
         assert 0.4 <= took < 1.0
-        assert record.names == ["first_chunk", "stream_slow", "stream_stalled"]
+        # A busy machine may let the loop run late, which is said and is no failure.
+        names = [name for name in record.names if name != "observer_stalled"]
+        assert names == ["first_chunk", "stream_slow", "stream_stalled"]
 
     run(main, loop=loop)
 
@@ -192,7 +194,8 @@ async def lines(port: int, closed: list[float]) -> AsyncIterator[str]:
 @pytest.mark.slow
 @pytest.mark.parametrize("loop", LOOPS)
 def test_half_open_connection(loop):
-    """S4: a stopped peer that sends no FIN is cut at 0.3 s; closing does not block (0.7 s slack)."""
+    """S4: a stopped peer that sends no FIN is cut at 0.3 s; closing does not block."""
+    # Headroom: 0.7 s.
 
     async def main():
         with subprocess.Popen([sys.executable, "-c", SERVER], stdout=subprocess.PIPE) as server:
@@ -452,7 +455,7 @@ async def await_once_more():
 )
 @on_manual_clock
 async def test_a_source_that_answers_the_cancel_in_its_own_way(clock, answer, ended_at, partial):
-    """S9: whatever a source makes of the cancel, the stall is raised, and the source closed once."""
+    """S9: whatever a source makes of the cancel, the stall is raised, the source closed once."""
     record = Recorder()
     source = Stubborn(answer)
     guarded = guard(source, idle=1, on_event=record)
