@@ -14,6 +14,10 @@ from typing import Any
 
 # name -> (one line of help, module)
 COMMANDS: dict[str, tuple[str, str]] = {
+    "demo": (
+        "play faults against the real SDKs and show what becomes of them",
+        "stallwatch.cli.demo",
+    ),
     "faults": ("run a provider that misbehaves, on loopback", "stallwatch.cli.faults"),
 }
 
