@@ -144,7 +144,8 @@ class Chart:
                     level = self._level(max(running) / limit) if running else " "
                 cells[column] = level
             if clock in fired:
-                cells[self._column(fired[clock])] = self._paint(self._glyphs.fired, "bad")
+                column = self._column(fired[clock])
+                cells[column:] = [self._paint(self._glyphs.fired, "bad")]
             rows.append(self._row(f"{clock} {limit:g} s", cells))
         return rows
 

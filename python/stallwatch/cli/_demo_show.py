@@ -36,8 +36,8 @@ STYLES = {
     "phase5": "36",
     "phase6": "32",
 }
-_WORD = 12
-_INDENT = 12 + _WORD  # "  12.34 s  " and the word
+_WORD = 13
+_INDENT = 11 + _WORD  # "  12.34 s  " and the word
 _TICK = 0.1
 _PAUSE = 0.15  # seconds of silence that end a run of chunks
 
