@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import gc
 import re
 from dataclasses import fields
 from pathlib import Path
@@ -39,8 +38,6 @@ def table(*head: str) -> list[tuple[str, ...]]:
 
 def subclasses(cls: type) -> set[type]:
     """All classes below one that belong to stallwatch."""
-    # A dataclass with slots replaces the class that was written, which lives on until collected.
-    gc.collect()
     below = {sub for sub in cls.__subclasses__() if sub.__module__ == "stallwatch"}
     return below | {deep for sub in below for deep in subclasses(sub)}
 
@@ -149,7 +146,8 @@ def test_every_limit_is_read_from_the_environment(field: str) -> None:
 
 def test_names_of_events() -> None:
     """The names of events are those of their classes, each class below `Event` once."""
-    assert set(EVENT_NAMES.values()) == subclasses(Event)
+    # A dataclass with slots takes the place of the class as written, which may live on unseen.
+    assert set(EVENT_NAMES.values()) == {c for c in subclasses(Event) if "__slots__" in vars(c)}
     for name, cls in EVENT_NAMES.items():
         assert name == cls.event == re.sub(r"(?<!^)(?=[A-Z])", "_", cls.__name__).lower()
 
