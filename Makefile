@@ -65,6 +65,7 @@ lint: build
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy
 	$(BIN)/python -m mypy.stubtest stallwatch._stallwatch
+	$(BIN)/basedpyright --pythonpath $(BIN)/python --level error tests/typing
 	@# It looks for the package where the first `python` of PATH would.
 	@PATH="$(abspath $(BIN)):$$PATH" $(BIN)/basedpyright --verifytypes stallwatch --ignoreexternal >target/types.txt || { cat target/types.txt >&2; exit 1; }
 
