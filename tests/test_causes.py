@@ -177,7 +177,7 @@ def test_text_reads_well() -> None:
         "(limit 90.0 s, owner stream 'answer')"
     )
     assert (
-        str(hard) == "no progress for 9 min while awaiting_llm "
+        str(hard) == "no change of phase for 9 min while awaiting_llm "
         "(limit 9 min, owner turn watchdog, decided 2.0 s late)"
     )
     assert str(tool) == "tool 'bash' still running after 0.30 s (limit 0.30 s, owner tool)"

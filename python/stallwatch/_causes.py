@@ -217,6 +217,8 @@ class StallError(RuntimeError):
 class HardIdleError(StallError):
     """The turn spent its hard limit, in seconds, in a phase that counts as LLM idle.
 
+    It says nothing of streams, which have clocks and owners of their own: a lively answer that
+    takes longer than the hard limit is ended by it too, unless the loop enters the phase again.
     Not raised for time spent in other phases, an approval or a tool say, nor for a turn whose
     phase tracker can no longer be trusted.
     """
@@ -224,6 +226,7 @@ class HardIdleError(StallError):
     __module__ = "stallwatch"
     kind = "hard_idle"
     _owner = "turn watchdog"
+    _what = "no change of phase for {idle}"
 
 
 class FirstChunkError(StallError):
