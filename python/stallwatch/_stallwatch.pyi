@@ -22,6 +22,7 @@ __all__ = [
     "ManualClock",
     "Pull",
     "PullBase",
+    "SyncPull",
     "TrackerCore",
     "__version__",
     "bind_phases",
@@ -229,6 +230,12 @@ class Pull(PullBase):
 
 def frozen_until() -> float:
     """When this process last came back from not running, on `time.monotonic()`; 0 for never."""
+
+class SyncPull(PullBase):
+    """`PullBase` with the slot of a blocking stream."""
+
+    def __iter__(self) -> Self: ...
+    def __next__(self) -> Any: ...
 
 # phases
 

@@ -1,7 +1,6 @@
 """What type checkers make of the public API. Checked by `make lint`, never run."""
 
-# Both checkers are to take the same remarks for what must be an error.
-# pyright: basic, enableTypeIgnoreComments=true, reportUnnecessaryTypeIgnoreComment=true
+# pyright: basic
 
 from __future__ import annotations
 
