@@ -4,7 +4,7 @@ Sections in the order of `src/py`.
 """
 
 from asyncio import AbstractEventLoop
-from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Sequence
 from datetime import timedelta
 from typing import Any, Final, Literal, Self, TypeAlias, final
 
@@ -147,6 +147,12 @@ class PullBase:
 
     def _set_source(self, source: AsyncIterator[Any]) -> None:
         """Sets the asynchronous iterator that is pulled from."""
+
+    def _set_iterator(self, source: Iterator[Any]) -> None:
+        """Sets the blocking iterator that is pulled from."""
+
+    def _start_blocking(self) -> float:
+        """`_start` without an event loop: fires come on the dispatcher thread."""
 
     def _start(self) -> float:
         """Starts the budget and gives the clocks a timer of the running loop."""
