@@ -37,6 +37,7 @@ from stallwatch._limits import StreamLimits
 from stallwatch._sink import EventSink
 from stallwatch._stallwatch import Pull
 from stallwatch._stream_stats import StreamStats
+from stallwatch._suspend import Sleeps
 from stallwatch._text import Transcript
 
 T = TypeVar("T")
@@ -111,6 +112,7 @@ class StreamGuard(Pull, Generic[T]):
         close_grace: float | None = 10.0,
         observe_only: bool = False,
         context: Callable[[], Mapping[str, Any]] | None = None,
+        sleeps: Sleeps | None = None,
     ) -> None:
         self._stream = stream
         self._manager: Any = None
@@ -121,6 +123,8 @@ class StreamGuard(Pull, Generic[T]):
         self._close_grace = close_grace
         self._observe_only = observe_only
         self._context = context
+        self._sleeps = Sleeps(sink) if sleeps is None else sleeps
+        self._awake = 0.0
         self._doom = None
         self._cause: StallError | None = None
         self._closed = False
@@ -225,6 +229,7 @@ class StreamGuard(Pull, Generic[T]):
 
     def _begin(self) -> Any:
         self._start()
+        self._awake = self._sleeps.total()
         if self._limits.budget is not None:
             self._rearm()  # it runs even if no pull ever has to wait
         if self._limits.first_chunk is None and self._limits.budget is None:
@@ -265,6 +270,12 @@ class StreamGuard(Pull, Generic[T]):
         if self._ended:
             return
         late = self._now() - due
+        if slept := self._sleeps.since(self._awake, self._now()):
+            # The host slept while it ran: see `_suspend`.
+            self._awake += slept
+            self._forgive()
+            self._rearm()
+            return
         if overslept:
             self._sink.emit(ObserverStalled(at=self._now(), lateness=late, clock="stream"))
             self._forgive()
