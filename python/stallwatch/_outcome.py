@@ -126,7 +126,8 @@ class Outcome:
 
     def to_json(self) -> str:
         """`to_dict()` as JSON text."""
-        return json.dumps(self.to_dict(), ensure_ascii=False)
+        # Escaped, since text may hold halves of surrogate pairs, which no file or database takes.
+        return json.dumps(self.to_dict())
 
     @classmethod
     def from_json(cls, text: str | bytes) -> Self:

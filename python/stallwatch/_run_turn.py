@@ -2,18 +2,17 @@
 
 from __future__ import annotations
 
-import dataclasses
-from asyncio import CancelledError, Future, Task, get_running_loop
+import asyncio
 from collections.abc import Awaitable, Callable
 from typing import Any
 
-from stallwatch._causes import UserCancelled
+from stallwatch._cancels import is_fatal
 from stallwatch._limits import Limits
 from stallwatch._outcome import Outcome
 from stallwatch._sink import OnEvent
 from stallwatch._turn import Turn
 
-_live: set[Task[Any]] = set()
+_live: set[asyncio.Task[None]] = set()
 """Bodies that would not let go. Kept, since they are still running."""
 
 
@@ -46,73 +45,47 @@ async def run_turn(
         turn = Turn(limits, name=name, on_event=on_event)
     elif limits is not None or name is not None or on_event is not None:
         raise TypeError("run_turn() takes either a turn or what a new one is made of")
-    loop = get_running_loop()
-    task = loop.create_task(_run(turn, body), name=f"stallwatch turn {turn.name or ''}".rstrip())
-    over: Future[None] = loop.create_future()
-    end = _setter(over)
+    if turn._loop is not None:
+        raise RuntimeError("a Turn can be entered only once")
+    task = asyncio.create_task(_run(turn, body), name=f"stallwatch turn {turn.name or ''}".rstrip())
+    over = asyncio.get_running_loop().create_future()
+
+    def end(_: object = None) -> None:
+        if not over.done():
+            over.set_result(None)
+
     task.add_done_callback(end)
     turn._gave_up = end
-    cancelled: CancelledError | None = None
+    cancelled: asyncio.CancelledError | None = None
     while not over.done():
-        waiter: Future[None] = loop.create_future()
-        over.add_done_callback(_setter(waiter))
         try:
-            await waiter
-        except CancelledError as error:
+            await asyncio.wait((over,))
+        except asyncio.CancelledError as error:
             cancelled = error
-            if turn.outcome is None:
-                turn.cancel("the caller of run_turn was cancelled")
-            if task.done():
-                break
+            turn.cancel("the caller of run_turn was cancelled")
     if not task.done():
         _live.add(task)
-        task.add_done_callback(_live.discard)
-        task.add_done_callback(_retrieve)
-        outcome = turn._give_up(turn.limits.cleanup or 0.0)
-    else:
-        outcome = _outcome_of(turn, task)
+        task.add_done_callback(_let_go)
+    failed = task.exception() if task.done() and not task.cancelled() else None
     if cancelled is not None:
         raise cancelled
-    return outcome
+    if failed is not None and (is_fatal(failed) or turn.outcome is None):
+        raise failed  # not the turn's to keep, or the turn could not begin
+    if turn.outcome is None:  # its task was cancelled before it began
+        turn._end(asyncio.CancelledError(), outside=True)
+    assert turn.outcome is not None
+    return turn.outcome
 
 
-def _setter(future: Future[None]) -> Callable[..., None]:
-    def end(_: object = None) -> None:
-        if not future.done():
-            future.set_result(None)
-
-    return end
-
-
-async def _run(turn: Turn, body: Callable[[Turn], Awaitable[Any]]) -> Any:
+async def _run(turn: Turn, body: Callable[[Turn], Awaitable[Any]]) -> None:
     async with turn:
-        return await body(turn)
+        turn._result = await body(turn)
 
 
-def _outcome_of(turn: Turn, task: Task[Any]) -> Outcome:
-    error = None
+def _let_go(task: asyncio.Task[None]) -> None:
+    _live.discard(task)
     if not task.cancelled():
-        error = task.exception()
-    if isinstance(error, (KeyboardInterrupt, SystemExit)):
-        raise error
-    outcome = turn.outcome
-    if outcome is None:
-        # The task ended before the turn began: cancelled at once, or entered twice.
-        if error is not None:
-            raise error
-        turn._cause = turn._cause or UserCancelled("cancelled before it began")
-        turn._end(None, outside=False)
-        outcome = turn.outcome
-        assert outcome is not None
-    if error is None and not task.cancelled():
-        outcome = dataclasses.replace(outcome, result=task.result())
-        turn.outcome = outcome
-    return outcome
-
-
-def _retrieve(task: Task[Any]) -> None:
-    if not task.cancelled():
-        task.exception()
+        task.exception()  # it is part of the outcome: nobody else has to hear of it
 
 
 run_turn.__module__ = "stallwatch"

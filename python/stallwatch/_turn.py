@@ -3,34 +3,38 @@
 from __future__ import annotations
 
 import time
-from asyncio import CancelledError, current_task, get_running_loop
+from asyncio import CancelledError
 from collections.abc import AsyncIterable, Callable
-from contextlib import AbstractAsyncContextManager
-from typing import TYPE_CHECKING, Any, Literal, TypeVar
+from contextlib import AbstractAsyncContextManager, suppress
+from dataclasses import replace
+from typing import TYPE_CHECKING, Any, Literal, Self, TypeVar
 
-from stallwatch._causes import HardIdleError, StallError, TurnBudgetError, UserCancelled
-from stallwatch._events import BudgetExceeded, LateResult, Settled, Unresponsive
+from stallwatch._cancels import Cancels, is_fatal, patience, running_loop, running_task
+from stallwatch._causes import PhaseViolationError, StallError, UserCancelled
+from stallwatch._events import LateResult, Settled, Unresponsive
 from stallwatch._limits import Limits
 from stallwatch._outcome import NO_TEXT, Failure, Outcome, Status
+from stallwatch._phase_clock import PhaseClock
 from stallwatch._phase_state import PhaseState
 from stallwatch._phases import Phase
-from stallwatch._retry import cause_of, record_cause
+from stallwatch._retry import record_cause
 from stallwatch._seconds import UNSET, Unset
+from stallwatch._settle import Cause, Settling, close_streams, verdict
 from stallwatch._sink import EventSink, OnEvent
-from stallwatch._stallwatch import Alarm
+from stallwatch._stallwatch import now
 from stallwatch._stream_guard import StreamGuard
+from stallwatch._suspend import Sleeps
 from stallwatch._text import Transcript
 from stallwatch._tracker import PhaseTracker, Restore
-from stallwatch._watchdog import PhaseClock
+from stallwatch._turn_budget import TurnBudget
 
 if TYPE_CHECKING:
-    from asyncio import AbstractEventLoop, Task
+    from asyncio import AbstractEventLoop
     from types import TracebackType
 
     from stallwatch._seconds import Given
 
 T = TypeVar("T")
-Cause = StallError | UserCancelled
 
 
 class Turn:
@@ -47,8 +51,10 @@ class Turn:
 
     A clock that fires cancels the task of the body; at its exit the block raises the typed cause in
     place of that cancel, with the task's cancel count as before. A cancel from outside goes through
-    unchanged, and beats a clock until settlement. A body that swallows the cancel is told a second
-    time after half of `cleanup`; if it returns after all, the turn has stalled nevertheless.
+    unchanged, and beats a clock until settlement; while one is under way, a clock holds back its
+    own for half of `cleanup`. A body that swallows the cancel is told again after 1/2, 3/4 and 7/8
+    of `cleanup`; at the end of it the turn settles without the body, which is reported
+    `Unresponsive`. If that returns after all, the turn has stalled nevertheless.
 
     Args:
         limits: By default `Limits()`.
@@ -78,19 +84,22 @@ class Turn:
         self.tracker: PhaseTracker = PhaseTracker() if tracker is None else tracker
         self.outcome: Outcome | None = None
         self._sink = EventSink(on_event, turn=name)
+        self._sleeps = Sleeps(self._sink)
         self._streams: list[StreamGuard[Any]] = []
+        self._early: UserCancelled | None = None
         self._cause: Cause | None = None
         self._also: Cause | None = None
         self._stopped: PhaseState | None = None
-        self._cancels = 0
-        self._told_again = False
         self._loop: AbstractEventLoop | None = None
-        self._task: Task[Any] | None = None
-        self._base = 0
+        self._cancels: Cancels | None = None
+        self._settling: Settling | None = None
         self._clock: PhaseClock | None = None
-        self._alarms: list[Alarm] = []
+        self._budget: TurnBudget | None = None
+        self._ending = False
         self._gave_up: Callable[[], object] | None = None
-        self._started = self._started_at = 0.0
+        self._borrowed = 0
+        self._started_at = 0.0
+        self._result: Any = None
 
     # --- phases and spans ---
 
@@ -140,6 +149,7 @@ class Turn:
             close_grace=self.limits.close_grace,
             observe_only=self.limits.observe_only,
             context=self._where,
+            sleeps=self._sleeps,
         )
         self._streams.append(guarded)
         return guarded
@@ -150,15 +160,23 @@ class Turn:
         """End the turn on behalf of a user, from any thread; after settlement it does nothing.
 
         The block raises `UserCancelled(reason)`, which is a `CancelledError`; the outcome says
-        `cancelled`. It beats a clock that has fired, until the turn has settled.
+        `cancelled`. It beats a clock that has fired, until the turn has settled. A turn that has
+        not begun never will: its block raises at once.
         """
+        if self.outcome is not None:
+            return
         cause = UserCancelled(reason)
-        if self._loop is None:
-            self._cause = self._cause or cause
-        elif _is_running(self._loop):
+        # First the note, then the look: a turn that begins meanwhile does it the other way round.
+        if self._early is None:
+            self._early = cause
+        loop = self._loop
+        if loop is None:
+            return
+        if running_loop() is loop:
             self._stop(cause)
         else:
-            self._loop.call_soon_threadsafe(self._stop, cause)
+            with suppress(RuntimeError):  # the loop is closed: nothing is left to cancel
+                loop.call_soon_threadsafe(self._stop, cause)
 
     @property
     def cause(self) -> Cause | Failure | None:
@@ -173,95 +191,81 @@ class Turn:
         state = self.tracker.current()
         return {"phase": state.phase, "seq": state.seq}
 
-    def _on_hard(self, state: PhaseState, cause: HardIdleError) -> None:
-        self._stop(cause.annotate(name=self.name))
+    def _named(self) -> dict[str, Any]:
+        return {"name": self.name, **self._where()}
 
-    def _on_budget(self, due: float, decided: float, overslept: float) -> None:
-        limit = self.limits.turn_budget or 0.0
-        elapsed = self._now() - self._started
-        late = max(0.0, elapsed - limit)
-        would = self.limits.observe_only
-        self._sink.emit(
-            BudgetExceeded(
-                at=self._now(),
-                owner="turn",
-                elapsed=elapsed,
-                limit=limit,
-                lateness=late,
-                would_have_fired=would,
-            )
-        )
-        if not would:
-            self._stop(
-                TurnBudgetError(
-                    name=self.name, idle=elapsed, limit=limit, lateness=late, **self._where()
-                )
-            )
+    def _stop(self, cause: Cause, waited: float = 0.0) -> bool:
+        """Notes a cause and cancels the body. The first cause stays, but a user's beats it.
 
-    def _stop(self, cause: Cause) -> None:
-        """Notes a cause and cancels the body. The first cause stays, but a user's beats it."""
-        task = self._task
-        if self.outcome is not None or task is None or task.done():
-            return
-        known = self._cause
+        Args:
+            cause: Why.
+            waited: For how long a clock has been offering it.
+
+        Returns:
+            False if somebody else's cancel is under way: a clock leaves it to that for a while.
+        """
+        cancels, known = self._cancels, self._cause
+        if cancels is None or self.outcome is not None:
+            return True
         if known is not None:
-            beats = isinstance(cause, UserCancelled) and not isinstance(known, UserCancelled)
-            self._also = known if beats else self._also or cause
-            if beats:
-                self._cause = cause
-                record_cause(task, cause)
-            return
-        if not isinstance(cause, UserCancelled) and task.cancelling() > self._base:
-            self._also = cause  # a cancel from outside is under way, and wins
-            return
+            if isinstance(cause, UserCancelled) and not isinstance(known, UserCancelled):
+                self._cause, self._also = cause, known
+                record_cause(cancels.task, cause)
+            elif self._also is None and not isinstance(cause, UserCancelled):
+                self._also = cause
+            return True
+        if isinstance(cause, StallError):
+            cause.annotate(name=self.name)
+            if cancels.others and waited < patience(self.limits):
+                self._also = cause
+                return False
         self._cause = cause
+        self._also = None if self._also is cause else self._also
         self._stopped = self.tracker.current()
-        record_cause(task, cause)
-        self._tell_task()
-        if self.limits.cleanup is not None:
-            self._set(self._on_half, self.limits.cleanup / 2)
-            self._set(self._on_cleanup, self.limits.cleanup)
+        record_cause(cancels.task, cause)
+        cancels.send()
+        if self._settling is not None:
+            self._settling.start(waited)
+        return True
 
-    def _tell_task(self) -> None:
-        if self._task is not None:
-            self._cancels += 1
-            self._task.cancel()
+    def _on_again(self) -> None:
+        if self._cancels is not None and self.outcome is None:
+            self._cancels.send()
 
-    def _on_half(self, due: float, decided: float, overslept: float) -> None:
-        if self.outcome is None and not self._told_again:
-            self._told_again = True
-            self._tell_task()
-
-    def _on_cleanup(self, due: float, decided: float, overslept: float) -> None:
-        if self.outcome is None and self._gave_up is not None:
+    def _on_cleanup(self) -> None:
+        """All the time for settling is over: the record is written now, whatever the body does."""
+        if self.outcome is None:
+            if not self._ending:
+                waited = self.limits.cleanup or 0.0
+                event = Unresponsive(at=self._now(), what="body", name=self.name, waited=waited)
+                self._sink.emit(event)
+            outside = self._cancels is not None and self._cancels.others
+            self._end(None, outside=outside)
+        if self._gave_up is not None:
             self._gave_up()
 
     # --- start and end ---
 
     def _now(self) -> float:
-        return self._alarms[0].now() if self._alarms else 0.0
+        return now() if self._budget is None else self._budget.now()
 
-    def _set(self, callback: Callable[[float, float, float], object], after: float | None) -> None:
-        alarm = Alarm(callback)
-        self._alarms.append(alarm)
-        if after is not None:
-            alarm.set(alarm.now() + after)
-
-    async def __aenter__(self) -> Turn:
+    async def __aenter__(self) -> Self:
         if self._loop is not None:
             raise RuntimeError("a Turn can be entered only once")
-        task = current_task()
+        task = running_task()
         if task is None:
             raise RuntimeError("a Turn needs to run inside a task")
-        self._task, self._base = task, task.cancelling()
-        self._loop = get_running_loop()
-        self._set(self._on_budget, self.limits.turn_budget)
-        self._started, self._started_at = self._now(), time.time()
-        self._clock = PhaseClock(self.tracker, self.limits, self._sink, self._on_hard)
-        early = self._cause
-        if early is not None:  # cancelled before it began
-            self._cause = None
-            self._stop(early)
+        self._started_at = time.time()
+        self._loop = task.get_loop()
+        if self._early is not None:
+            self._cause = self._early
+            self._end(None, outside=False)
+            raise self._early
+        self._cancels = Cancels(task)
+        self._settling = Settling(self.limits.cleanup, self._on_again, self._on_cleanup)
+        self._borrowed = self.tracker.depth
+        self._budget = TurnBudget(self.limits, self._sink, self._sleeps, self._stop, self._named)
+        self._clock = PhaseClock(self.tracker, self.limits, self._sink, self._stop, self._sleeps)
         return self
 
     async def __aexit__(
@@ -270,88 +274,92 @@ class Turn:
         error: BaseException | None,
         traceback: TracebackType | None,
     ) -> None:
+        cancels, settling = self._cancels, self._settling
+        if cancels is None or settling is None:
+            raise RuntimeError("this Turn was not entered")
         if self.outcome is not None:
-            self._note_late("body", error)
-            return
-        others = await self._close_streams(error)
-        left = self._balance()
-        if self.outcome is not None:  # given up while it closed
-            return
-        outside = left > self._base or others is not None
-        self._end(error, outside=outside)
+            self._note_late(error)
+        violation = self._check_phases() if error is None else None
+        self._ending = True
+        settling.hush()
+        settling.start()
+        if self._clock is not None:
+            self._also = self._also or self._clock.owed
+        self._stop_clocks()
+        interrupted: CancelledError | None = None
+        if not isinstance(error, GeneratorExit):  # nothing can be awaited after that
+            await cancels.absorb()
+            interrupted = await close_streams(self._streams, settling.left)
+        ours = cancels.sent
+        outside = cancels.take_back()
+        if self.outcome is None:
+            self._end(error or violation, outside=outside)
+        settling.close()
         cause = self._cause
-        if outside:
-            if others is not None and error is None:
-                raise others
+        if is_fatal(error):
             return
-        if isinstance(cause, StallError) and error is not cause:
-            quiet = error is None or isinstance(error, CancelledError)
-            raise cause from (None if quiet else error)
-        if isinstance(cause, UserCancelled) and (error is None or error is not cause):
-            raise cause from None
-        if error is None:
+        if outside:
+            if error is None:  # it swallowed that together with ours, or it came to us
+                self._raise_swallowed(interrupted, ours)
+        elif isinstance(error, UserCancelled):
+            return
+        elif cause is not None and error is not cause:
+            raise cause from (None if isinstance(error, CancelledError) else error)
+        if violation is not None:
+            raise violation
+
+    @staticmethod
+    def _raise_swallowed(interrupted: CancelledError | None, ours: bool) -> None:
+        if interrupted is not None:
+            raise interrupted
+        if ours:
+            raise CancelledError
+
+    def _check_phases(self) -> PhaseViolationError | None:
+        """What strict mode has to say about phases that were borrowed and not given back."""
+        if self._cause is not None or self._borrowed:
+            return None
+        try:
             self.tracker.assert_clean()
+        except PhaseViolationError as violation:
+            return violation
+        return None
 
-    def _balance(self) -> int:
-        """Takes our own cancels off the task's count, and returns what is left."""
-        task = self._task
-        if task is None:
-            return 0
-        left = task.cancelling()
-        for _ in range(min(self._cancels, left)):
-            left = task.uncancel()
-        self._cancels = 0
-        return left
-
-    async def _close_streams(self, error: BaseException | None) -> CancelledError | None:
-        """Closes what is still open, for `cleanup` seconds in total at most."""
+    def _stop_clocks(self) -> None:
         if self._clock is not None:
             self._clock.close()
-        self._alarms[0].set(None)  # the budget
-        begun, others = self._now(), None
-        for one in self._streams:
-            if one.is_over or not one.has_begun:
-                continue
-            if self.limits.cleanup is not None:
-                one.bound_close(self.limits.cleanup - (self._now() - begun))
-            try:
-                await one.aclose()
-            except CancelledError as cancelled:
-                others = cancelled
-            except Exception:
-                continue  # the source's own trouble with being closed is not the turn's cause
-        # Only what came while closing and was not ours; ours is balanced by the caller.
-        return others if others is not None and self._cause is None else None
+        if self._budget is not None:
+            self._budget.close()
 
     def _end(self, error: BaseException | None, *, outside: bool) -> None:
         """Writes the outcome, once."""
-        if self._clock is not None:
-            self._clock.close()
-        for alarm in self._alarms:
-            alarm.close()
-        status, cause, also = self._verdict(error, outside=outside)
+        self._stop_clocks()
+        status, cause = verdict(self._cause, error, outside=outside)
         state = self._stopped or self.tracker.current()
         unfinished = "".join(one.text for one in self._streams if not one.is_complete)
+        text = "".join(one.text for one in self._streams)
         if isinstance(cause, StallError):
             cause.annotate(partial=unfinished, phase=state.phase, seq=state.seq)
-        text = "".join(one.text for one in self._streams)
+            if cause is self._cause and self._cancels is not None:
+                record_cause(self._cancels.task, cause)
+            phase = state.phase if cause.phase is None else cause.phase
+            state = PhaseState(phase, state.elapsed, state.seq if cause.seq is None else cause.seq)
+        also = self._also if cause is self._cause else self._cause or self._also
         done = status is Status.COMPLETED
-        if isinstance(cause, StallError) and cause.phase is not None and cause.seq is not None:
-            state = PhaseState(cause.phase, state.elapsed, cause.seq)
         self.outcome = Outcome(
             status=status,
             turn=self.name,
             cause=cause,
-            also=also,
+            also=None if also is cause else also,
             phase=Phase.DONE if done else state.phase,
             seq=state.seq,
             text=text,
             partial="" if done else unfinished,
             placeholder=None if text or done else NO_TEXT,
             tool_args=getattr(cause, "tool_args", None),
-            elapsed=self._now() - self._started,
+            elapsed=0.0 if self._budget is None else self._budget.elapsed(),
             started_at=self._started_at,
-            result=None,
+            result=self._result if done else None,
         )
         self._sink.emit(
             Settled(
@@ -362,42 +370,14 @@ class Turn:
             )
         )
 
-    def _verdict(
-        self, error: BaseException | None, *, outside: bool
-    ) -> tuple[Status, Cause | Failure | None, Cause | Failure | None]:
-        cause = self._cause
-        if isinstance(cause, UserCancelled):
-            return Status.CANCELLED, cause, self._also
-        if outside:
-            said = Failure("asyncio.CancelledError", "the task was cancelled from outside the turn")
-            return Status.CANCELLED, said, cause or self._also
-        if cause is not None:
-            return Status.STALLED, cause, self._also
+    def _note_late(self, error: BaseException | None) -> None:
+        """The body let go after all. The record says so and is otherwise what it was."""
         if error is None:
-            return Status.COMPLETED, None, self._also
-        found = cause_of(error)
-        if isinstance(found, StallError):
-            return Status.STALLED, found, self._also
-        if isinstance(found, UserCancelled):
-            return Status.CANCELLED, found, self._also
-        if isinstance(error, CancelledError):
-            return Status.CANCELLED, Failure.of(error), self._also
-        return Status.FAILED, Failure.of(error), self._also
-
-    def _give_up(self, waited: float) -> Outcome:
-        """Settles without the body, which would not let go."""
-        self._sink.emit(Unresponsive(at=self._now(), what="body", name=self.name, waited=waited))
-        self._end(None, outside=False)
-        assert self.outcome is not None
-        return self.outcome
-
-    def _note_late(self, what: str, error: BaseException | None) -> None:
-        self._balance()
-        self._sink.emit(LateResult(at=time.monotonic(), what=what, name=self.name))
-
-
-def _is_running(loop: AbstractEventLoop) -> bool:
-    try:
-        return get_running_loop() is loop
-    except RuntimeError:
-        return False
+            what = "the body returned"
+        elif isinstance(error, CancelledError):
+            what = "the body followed its cancel"
+        else:
+            what = f"the body raised {type(error).__qualname__}: {error}"[:500]
+        if self.outcome is not None:
+            self.outcome = replace(self.outcome, late=(*self.outcome.late, what))
+        self._sink.emit(LateResult(at=self._now(), what="body", name=self.name))
