@@ -68,7 +68,7 @@ def test_dir_lists_names_that_were_not_loaded_yet() -> None:
 def test_an_unknown_name_is_an_attribute_error() -> None:
     """A misspelt name fails as it does in any module."""
     with pytest.raises(AttributeError, match="'stallwatch' has no attribute 'gaurd'"):
-        stallwatch.gaurd  # type: ignore[attr-defined]  # noqa: B018
+        stallwatch.gaurd  # noqa: B018
 
 
 def test_importing_loads_nothing_else() -> None:
