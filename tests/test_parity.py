@@ -48,7 +48,8 @@ def table(*head: str) -> list[tuple[str, ...]]:
 
 def subclasses(cls: type) -> set[type]:
     """All classes below one that belong to stallwatch."""
-    below: set[type] = {sub for sub in cls.__subclasses__() if sub.__module__ == "stallwatch"}
+    found: list[type] = cls.__subclasses__()
+    below = {sub for sub in found if sub.__module__ == "stallwatch"}
     return below | {deep for sub in below for deep in subclasses(sub)}
 
 
