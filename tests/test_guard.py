@@ -1046,7 +1046,7 @@ def test_text_of_gives_the_partial_text():
     """A given `text_of` decides what text a chunk carries."""
 
     async def main():
-        guarded = guard(script(1.0, {"t": "a"}, {"t": None}, {"t": "b"}), text_of=lambda c: c["t"])
+        guarded = guard(script(0, {"t": "a"}, {"t": None}, {"t": "b"}), text_of=lambda c: c["t"])
         async for _ in guarded:
             pass
         assert guarded.text == "ab"

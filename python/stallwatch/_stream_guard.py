@@ -5,8 +5,8 @@ run out, and at the end. Judging is the core's (`src/core/stream.rs`): the metho
 out.
 
 A fire goes through these steps, all on the event loop: judge; let what is queued in the loop have
-its chance, twice; judge again; report; cancel the task that pulls. The cancel comes back to the
-pull as an exception, which `_cut` takes from there: clean up, close, balance the cancel count,
+its chance for some turns; judge again; report; cancel the task that pulls. The cancel comes back to
+the pull as an exception, which `_cut` takes from there: clean up, close, balance the cancel count,
 raise the cause.
 """
 
@@ -60,8 +60,9 @@ _CHANCE: Final = 0.05
 _GRACE: Final = 10.0
 """Time for a cancel of the user's to arrive, if closing has no bound to take instead."""
 
-_HOPS: Final = 2
-"""Turns of the loop between a fire and its cancel: data read in one wakes the task in the next."""
+_HOPS: Final = 4
+"""Turns of the loop between a fire and its cancel. Data read in one wakes the task in the next,
+and two turns later if a task stands between (`wait_for` makes one on 3.11)."""
 
 
 class _Verdict:
