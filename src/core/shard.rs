@@ -7,7 +7,7 @@
 use super::{
     clock::{Clock, Ticks},
     error::Error,
-    state::{ARMED, FIRED, IDLE, PARKED, PAUSED, STATE, STRONG},
+    state::{ARMED, FIRED, IDLE, NOBODY, PARKED, PAUSED, STATE, STRONG},
     stats::Stats,
     sync::{Arc, AtomicU32, AtomicU64, Mutex, Ordering, lock, see_each_other},
     wheel::{Entry, Slab, Wheel},
@@ -443,7 +443,8 @@ impl Shard {
     }
 
     /// Judges a fire at the moment of delivery, `now`. `keep` is called with the payload under the lock
-    /// if it is to run; it may take a reference, and nothing else.
+    /// if it is to run; it may take a reference, and nothing else. While the payload is [`NOBODY`], the
+    /// fire comes again.
     pub fn claim(&self, fired: &Fired, now: u64, keep: impl FnOnce(usize)) -> Claim {
         let inner = &mut *lock(&self.inner);
         let Some(entry) = inner.slab.get(fired.index) else {
@@ -470,8 +471,12 @@ impl Shard {
             self.rescue(inner, fired.index, due);
             return Claim::Void;
         }
-        entry.state.store(IDLE, Ordering::Release);
         let payload = entry.payload.get();
+        if payload == NOBODY {
+            self.rescue(inner, fired.index, due);
+            return Claim::Void;
+        }
+        entry.state.store(IDLE, Ordering::Release);
         inner.stats.armed -= 1;
         inner.stats.fired += 1;
         inner.stats.delivered.record(now - due);

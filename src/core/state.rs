@@ -46,3 +46,6 @@ pub const FIRED: u32 = 3;
 pub const STATE: u32 = 7;
 /// The binding holds a reference to the payload while the timer is not idle.
 pub const STRONG: u32 = 8;
+
+/// The payload of a timer that runs before there is anybody to call: its fire waits for another payload.
+pub const NOBODY: usize = usize::MAX;

@@ -2,7 +2,7 @@
 //!
 //! Each loop has one bridge, kept as an attribute of the loop, so both die together. The driver writes
 //! to an eventfd that the loop watches (`add_reader`); a flag in the shard keeps it from writing twice.
-//! Loops without `add_reader` are woken through the dispatcher thread and `call_soon_threadsafe`.
+//! Loops without `add_reader` are woken by a relay thread and `call_soon_threadsafe`.
 
 use std::{
     cell::UnsafeCell,
@@ -14,14 +14,16 @@ use std::{
 };
 
 use pyo3::{
-    PyTraverseError, PyVisit, exceptions::PyNotImplementedError, intern, prelude::*,
-    types::PyWeakrefReference,
+    PyTraverseError, PyVisit, intern,
+    prelude::*,
+    types::{PyDict, PyString, PyWeakrefReference},
 };
 
-use super::{clock, deliver, lifecycle, refs};
+use super::{clock, deliver, lifecycle, refs, running};
 use crate::core::{
     clock::Clock,
     shard::{Claim, Fired, Overseer, Shard, Waker},
+    state::NOBODY,
     stats::Stats,
     sync::{Mutex, lock},
 };
@@ -82,10 +84,15 @@ struct Burst {
 }
 
 impl Bridge {
+    /// Whether timers made now belong here.
+    fn is_usable(&self) -> bool {
+        !self.shard.is_inherited() && clock::is_current(self.shard.clock())
+    }
+
     fn close(&self, py: Python<'_>) {
         LAST.forget(&self.shard);
         for payload in self.shard.close() {
-            if payload == 0 {
+            if payload == NOBODY {
                 continue; // its object is being made right now
             }
             // SAFETY: a strong timer owned one reference; the shard gave it up. No lock is held.
@@ -155,7 +162,7 @@ impl Bridge {
     fn __traverse__(&self, visit: PyVisit<'_>) -> Result<(), PyTraverseError> {
         let mut result = self.event_loop.traverse(&visit);
         self.shard.each_strong(|payload| {
-            if result.is_ok() && payload != 0 {
+            if result.is_ok() && payload != NOBODY {
                 result = refs::traverse_raw(&visit, payload);
             }
         });
@@ -220,17 +227,26 @@ pub(crate) fn shard_of(event_loop: &Bound<'_, PyAny>) -> PyResult<Arc<Shard>> {
     Ok(shard)
 }
 
-fn look_up(event_loop: &Bound<'_, PyAny>) -> PyResult<Arc<Shard>> {
-    let py = event_loop.py();
-    if let Some(known) = event_loop.getattr_opt(intern!(py, "_stallwatch_bridge"))?
-        && let Ok(bridge) = known.cast_exact::<Bridge>()
-    {
-        let shard = &bridge.get().shard;
-        if !shard.is_inherited() && clock::is_current(shard.clock()) {
-            return Ok(shard.clone());
-        }
+/// The attribute of a loop in which its bridge is kept. One on a manual clock has a place of its own, so
+/// that a test does not take the place of the real one.
+fn place(py: Python<'_>) -> &Bound<'_, PyString> {
+    if clock::manual().is_some() {
+        intern!(py, "_stallwatch_manual_bridge")
+    } else {
+        intern!(py, "_stallwatch_bridge")
     }
-    make(event_loop)
+}
+
+fn kept<'py>(event_loop: &Bound<'py, PyAny>) -> PyResult<Option<Bound<'py, Bridge>>> {
+    let known = event_loop.getattr_opt(place(event_loop.py()))?;
+    Ok(known.and_then(|known| known.cast_into_exact::<Bridge>().ok()))
+}
+
+fn look_up(event_loop: &Bound<'_, PyAny>) -> PyResult<Arc<Shard>> {
+    match kept(event_loop)? {
+        Some(bridge) if bridge.get().is_usable() => Ok(bridge.get().shard.clone()),
+        _ => make(event_loop),
+    }
 }
 
 #[cold]
@@ -254,39 +270,54 @@ fn make(event_loop: &Bound<'_, PyAny>) -> PyResult<Arc<Shard>> {
             shard
         }
     };
-    let event_loop_slot = refs::Slot::new(event_loop.clone().unbind());
-    let bridge = Bound::new(
-        py,
-        Bridge {
-            shard: shard.clone(),
-            reader,
-            event_loop: event_loop_slot,
-            burst: Mutex::default(),
-        },
-    )?;
-    watch(&bridge, event_loop, descriptor)?;
-    event_loop.setattr(intern!(py, "_stallwatch_bridge"), &bridge)?;
+    let bridge = Bridge {
+        shard: shard.clone(),
+        reader,
+        event_loop: refs::Slot::new(event_loop.clone().unbind()),
+        burst: Mutex::default(),
+    };
+    let bridge = Bound::new(py, bridge)?;
+    // All of the above may have let another thread run, and that one have made a bridge for this loop.
+    let old = kept(event_loop)?;
+    if let Some(old) = old.as_ref().filter(|old| old.get().is_usable()) {
+        return Ok(old.get().shard.clone());
+    }
+    event_loop.setattr(place(py), &bridge)?;
     let weak = PyWeakrefReference::new(bridge.as_any())?.unbind();
     lock(&KNOWN).push(weak);
+    // One inherited through a fork is in the parent's selector too, which is not ours to change.
+    let stale = old
+        .filter(|old| !old.get().shard.is_inherited())
+        .map(|old| old.get().reader.as_raw_fd());
+    if let Err(error) = watch(&bridge, event_loop, descriptor, stale) {
+        bridge.get().close(py);
+        event_loop.delattr(place(py))?;
+        return Err(error);
+    }
     Ok(shard)
 }
 
 /// Has the loop call `drain` when the descriptor is readable; in a context of its own, since whatever
-/// context happens to make the first timer must not be kept, nor seen by other timers' callbacks.
-fn watch(bridge: &Bound<'_, Bridge>, event_loop: &Bound<'_, PyAny>, fd: i32) -> PyResult<()> {
+/// context happens to make the first timer must not be kept, nor seen by other timers' callbacks. Loops
+/// may be changed in their own thread only; until it gets there, the channel keeps the wake-ups.
+fn watch(
+    bridge: &Bound<'_, Bridge>,
+    event_loop: &Bound<'_, PyAny>,
+    fd: i32,
+    stale: Option<i32>,
+) -> PyResult<()> {
     let py = bridge.py();
     let context = py.import("contextvars")?.getattr("Context")?.call0()?;
-    let add_reader = event_loop.getattr("add_reader")?;
-    let drain = py.import("stallwatch._bridge")?.getattr("drain")?;
-    match context.call_method1("run", (add_reader, fd, drain, bridge, event_loop)) {
-        Ok(_) => Ok(()),
-        Err(error) if error.is_instance_of::<PyNotImplementedError>(py) => {
-            py.import("stallwatch._dispatch")?
-                .call_method1("relay", (bridge, event_loop, fd))?;
-            Ok(())
-        }
-        Err(error) => Err(error),
+    let attach = py.import("stallwatch._bridge")?.getattr("attach")?;
+    if running::running_loop(py)?.is_some_and(|running| running.is(event_loop)) {
+        context.call_method1("run", (attach, bridge, event_loop, fd, stale))?;
+    } else {
+        let keywords = PyDict::new(py);
+        keywords.set_item("context", context)?;
+        let call = (attach, bridge, event_loop, fd, stale);
+        event_loop.call_method("call_soon_threadsafe", call, Some(&keywords))?;
     }
+    Ok(())
 }
 
 fn each_known(py: Python<'_>, mut act: impl FnMut(&Bound<'_, Bridge>)) {
@@ -336,6 +367,6 @@ pub(crate) fn stats(py: Python<'_>) -> Stats {
 /// In the child of a fork: the parent's bridges are not ours to look after.
 pub(crate) fn forget_all() {
     LAST.set(0, None);
-    super::running::forked();
+    running::forked();
     std::mem::forget(std::mem::take(&mut *lock(&KNOWN)));
 }

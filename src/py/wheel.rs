@@ -10,8 +10,9 @@ use pyo3::{PyTraverseError, PyVisit, exceptions::PyTypeError, prelude::*};
 use super::{bridge, clock, convert, lifecycle, refs};
 use crate::core::{
     clock::{FAR, secs},
+    error::Error,
     shard::Shard,
-    state::{PAUSED, STRONG},
+    state::{NOBODY, PAUSED, STRONG},
     timer::Timer,
 };
 
@@ -30,16 +31,20 @@ fn check_callable(callback: &Bound<'_, PyAny>) -> PyResult<()> {
 
 fn home(py: Python<'_>, event_loop: Option<&Bound<'_, PyAny>>) -> PyResult<Arc<Shard>> {
     match event_loop {
+        // A running loop is open; any other is worth a look.
+        Some(event_loop) if event_loop.call_method0("is_closed")?.is_truthy()? => {
+            Err(Error::Closed.into())
+        }
         Some(event_loop) => bridge::shard_of(event_loop),
         None => lifecycle::home(py),
     }
 }
 
 /// A timer that runs already if it has a deadline. Its object does not exist yet: [`hold`] makes good for
-/// that, before anybody who would ask for the payload can get the GIL.
+/// that. Making an object may start a collection, which lets other threads run; until then it does not fire.
 fn start(shard: &Arc<Shard>, due: Option<u64>, now: u64) -> PyResult<Timer> {
     match due {
-        Some(due) => Ok(Timer::armed(shard, 0, due, STRONG, now)?),
+        Some(due) => Ok(Timer::armed(shard, NOBODY, due, STRONG, now)?),
         None => Ok(Timer::new(shard, 0)),
     }
 }
@@ -47,7 +52,8 @@ fn start(shard: &Arc<Shard>, due: Option<u64>, now: u64) -> PyResult<Timer> {
 /// Has the timer keep its new object alive until it has fired or is cancelled.
 fn hold<T>(object: &Bound<'_, T>, timer: &Timer, due: Option<u64>) {
     timer.set_payload(refs::borrow_raw(object));
-    if due.is_some() {
+    // Its loop may have gone since, and the timer with it.
+    if due.is_some() && timer.is_active() {
         // SAFETY: the object is alive and the GIL is held. `cancel_strong` or the delivery takes it back.
         unsafe { refs::retain(refs::borrow_raw(object)) };
     }
@@ -127,7 +133,13 @@ impl IdleTimer {
         let window = self.window.load(Ordering::Relaxed);
         let old = self.timer.due();
         if old & PAUSED != 0 {
-            self.timer.pause(window.min(FAR));
+            let window = window.min(FAR);
+            if window < old & !PAUSED {
+                // It was extended: the wheel must come by before the end of the shorter time.
+                self.timer
+                    .move_to(self.timer.shard().clock().now() + window);
+            }
+            self.timer.pause(window);
         } else if window != OFF {
             let due = self.timer.shard().clock().now() + window;
             if due >= old {
