@@ -54,15 +54,24 @@ pub(crate) fn loopless(py: Python<'_>) -> PyResult<Arc<Shard>> {
         return Ok(dispatch.shard().clone());
     }
     let dispatch = Arc::new(Dispatch::new(Clock::Real, Some(&driver)));
-    // Starting the thread runs Python, so no lock is held; a second thread that comes here meanwhile
-    // makes a dispatcher of its own, which works as well.
+    // Starting the thread runs Python, so no lock is held, and a second thread may come here meanwhile.
     let queue = Py::new(py, DispatchQueue(dispatch.clone()))?;
-    py.import("stallwatch._dispatch")?
-        .call_method1("start", (queue,))?;
-    if let Some(runtime) = lock(&RUNTIME).as_mut() {
-        runtime.dispatch = Some(dispatch.clone());
+    let started = py
+        .import("stallwatch._dispatch")
+        .and_then(|module| module.call_method1("start", (queue,)));
+    let first = match lock(&RUNTIME).as_mut() {
+        Some(runtime) if started.is_ok() => {
+            runtime.dispatch.get_or_insert(dispatch.clone()).clone()
+        }
+        _ => dispatch.clone(),
+    };
+    if started.is_err() || !Arc::ptr_eq(&first, &dispatch) {
+        dispatch.stop();
+        // It has no timers yet.
+        dispatch.shard().close();
     }
-    Ok(dispatch.shard().clone())
+    started?;
+    Ok(first.shard().clone())
 }
 
 /// When this process last came back from not running, in seconds on `time.monotonic()`; 0 for never.
