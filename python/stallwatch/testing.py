@@ -1,5 +1,7 @@
 """Deterministic time for tests: clocks that run out when told, at once, and in order.
 
+With the fixture of the pytest plugin:
+
     async def test_silence(stallwatch_clock):
         task = asyncio.create_task(consume(guard(source, idle=90)))
         await stallwatch_clock.advance(90)
@@ -9,6 +11,7 @@
 from __future__ import annotations
 
 import asyncio
+import math
 from collections.abc import Generator
 from typing import TYPE_CHECKING, Any, Final
 
@@ -26,12 +29,19 @@ _SETTLE: Final = 64
 """Turns an event loop gets at most, at each moment at which something was due."""
 
 
+def _shift(loop: Any, seconds: float) -> None:
+    """Has the timers that a loop has already keep their distance from now."""
+    for handle in loop._scheduled:
+        handle._when += seconds
+
+
 class ManualClock:
     """A clock that moves when told. A context manager: inside, all of stallwatch runs on it.
 
     Whatever is made inside it (guards, turns, watchdogs, trackers, timers) belongs to it for good.
-    With `patch_loop=True` (the default) the running loop's own timers do as well (`asyncio.sleep`, `call_later`,
-    `asyncio.timeout`), as long as the loop is one of asyncio's own and was entered from inside it.
+    With `patch_loop=True` (the default) the running loop's own timers do as well (`asyncio.sleep`,
+    `call_later`, `asyncio.timeout`), as long as the loop is one of asyncio's own and was entered
+    from inside it.
 
     Args:
         start: The moment it stands at first, in seconds.
@@ -40,7 +50,6 @@ class ManualClock:
 
     def __init__(self, *, start: float = _START, patch_loop: bool = True) -> None:
         self._core = _stallwatch.ManualClock(start)
-        self._now = start
         self._patch_loop = patch_loop
         self._loops: list[Any] = []
         self._entered = 0
@@ -61,6 +70,7 @@ class ManualClock:
         self._core.uninstall()
         for loop in self._loops:
             loop.__dict__.pop("time", None)
+            _shift(loop, loop.time() - self.time())
         self._loops.clear()
 
     def __enter__(self) -> ManualClock:
@@ -92,10 +102,7 @@ class ManualClock:
         except RuntimeError:
             return None
         if self._patch_loop and loop not in self._loops and hasattr(loop, "_scheduled"):
-            # Timers that the loop has already keep their distance from now.
-            shift = self.time() - loop.time()
-            for handle in loop._scheduled:
-                handle._when += shift
+            _shift(loop, self.time() - loop.time())
             loop.time = self.time  # type: ignore[method-assign]
             self._loops.append(loop)
         return loop
@@ -112,14 +119,14 @@ class ManualClock:
         """Move on by so many seconds, stopping wherever something is due.
 
         Outside an event loop that happens at once, and callbacks run before it returns. Inside one,
-        `await` it: the loop gets its turns at each stop, and has settled at the end. If the result is
-        not awaited, the clock moves in the loop's next turn, without stops in between.
+        `await` it: the loop gets its turns at each stop, and has settled at the end. If the result
+        is not awaited, the clock moves in the loop's next turn, without stops in between.
 
         Args:
             seconds: 0 or more.
         """
-        if not seconds >= 0:
-            raise ValueError(f"time does not go back: {seconds!r}")
+        if not 0 <= seconds < math.inf:
+            raise ValueError(f"time goes forward, and not for ever: {seconds!r}")
         return _Advance(self, self.time() + seconds)
 
     def advance_to(self, moment: float) -> _Advance:
@@ -144,10 +151,15 @@ class ManualClock:
         return min((stop for stop in stops if stop is not None), default=None)
 
     def _step(self, limit: float) -> bool:
-        """Moves to the next stop; False if there is none up to the limit, at which it stands then."""
+        """Moves to the next stop; False if there is none up to the limit: then it stands there."""
         stop = self._next_stop()
         found = stop is not None and stop <= limit
-        self._core.step(stop if stop is not None and found else limit)
+        target = stop if stop is not None and found else limit
+        self._core.step(target)
+        if self._core.now() < target:
+            # Seconds far from 0 are coarser than nanoseconds, and the way there may have rounded
+            # down.
+            self._core.step(math.nextafter(target, math.inf))
         while (callback := self._core.next_callback()) is not None:
             callback()
         return found

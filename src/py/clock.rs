@@ -9,7 +9,7 @@ use pyo3::{exceptions::PyRuntimeError, prelude::*};
 
 use super::{convert, dispatch::Dispatch};
 use crate::core::{
-    clock::{Clock, ManualTime, ns_from_secs, secs},
+    clock::{Clock, FAR, ManualTime, ns_from_secs, secs},
     shard::Shard,
     sync::{Arc, Mutex, lock},
 };
@@ -117,7 +117,12 @@ impl ManualClock {
     /// The next moment at which it has to stop on its way, in seconds, or None.
     fn next_stop(&self) -> Option<f64> {
         let next = self.0.live().iter().map(|shard| shard.next_wake()).min()?;
-        (next != u64::MAX).then(|| secs(next))
+        let mut at = secs(next);
+        // Far from 0 seconds are coarser than nanoseconds: rounded down, they would stop short of it.
+        while ns_from_secs(at) < next.min(FAR) {
+            at = at.next_up();
+        }
+        (next != u64::MAX).then_some(at)
     }
 
     /// Moves on to the next stop, if that is not later than `limit` (seconds), and queues what is due
@@ -151,7 +156,7 @@ pub(crate) fn now() -> f64 {
     secs(current().now())
 }
 
-/// A moment in seconds as nanoseconds, or None for "never".
+/// A moment in seconds as nanoseconds, or None for "never". The past is 0, minus infinity included.
 pub(crate) fn moment(value: &Bound<'_, PyAny>, name: &str) -> PyResult<Option<u64>> {
-    convert::seconds(value, name).map(|at| at.filter(|at| at.is_finite()).map(ns_from_secs))
+    convert::seconds(value, name).map(|at| at.filter(|at| *at < f64::INFINITY).map(ns_from_secs))
 }
