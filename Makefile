@@ -10,7 +10,7 @@ PYTHONS ?= $(shell for python in "$$(pyenv root 2>/dev/null)"/versions/*/bin/pyt
 	"$$python" -c 'import sys; sys.exit(sys.version_info < (3, 11))' 2>/dev/null && echo "$$python"; done)
 RUST_SRC := $(shell find src -name '*.rs' 2>/dev/null) Cargo.toml Cargo.lock
 
-.PHONY: help demo test test-all test-rust test-python lint fmt loom all clean check-tools build
+.PHONY: help demo test test-all test-rust test-python lint fmt loom bench bench-quick figures all clean check-tools build
 
 help:
 	@echo "make demo   run the main job against a fault server on loopback"
@@ -18,6 +18,7 @@ help:
 	@echo "make lint   every linter and type check"
 	@echo "make test-all  the same on every Python that pyenv has"
 	@echo "make loom   model-check the concurrent core"
+	@echo "make bench  the figures, beside their peers; bench-quick for a look"
 	@echo "make all    lint test loom demo"
 
 check-tools:
@@ -76,6 +77,17 @@ fmt: build
 
 loom: check-tools
 	RUSTFLAGS="--cfg loom" cargo test --quiet --release --lib --target-dir target/loom loom
+
+bench: build
+	cargo bench --quiet
+	$(BIN)/python -m pytest -c benches/pytest.ini benches -s --benchmark-json=benches/results/$$(date -u +%Y%m%dT%H%M%SZ).json
+	@$(MAKE) --no-print-directory figures
+
+bench-quick: build
+	$(BIN)/python -m pytest -c benches/pytest.ini benches -s --quick --benchmark-json=benches/results/quick.json
+
+figures: build
+	@$(BIN)/python benches/report.py
 
 all: lint test loom demo
 
