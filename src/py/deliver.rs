@@ -3,8 +3,9 @@
 use pyo3::{prelude::*, sync::PyOnceLock};
 
 use super::{
+    alarm::Alarm,
     guard::PullBase,
-    wheel::{Alarm, Deadline, IdleTimer},
+    wheel::{Deadline, IdleTimer},
 };
 use crate::core::{clock::secs, shard::Fired, state::STRONG};
 

@@ -2,6 +2,7 @@
 
 use pyo3::prelude::*;
 
+mod alarm;
 mod bridge;
 mod clock;
 mod construct;
@@ -26,12 +27,13 @@ mod stallwatch_native {
 
     #[pymodule_export]
     use super::{
+        alarm::{Alarm, raw_stats},
         bridge::Bridge,
         clock::{ManualClock, now},
         dispatch::DispatchQueue,
         guard::PullBase,
         lifecycle::frozen_until,
-        wheel::{Alarm, Deadline, IdleTimer, raw_stats},
+        wheel::{Deadline, IdleTimer},
     };
 
     #[pymodule_export]

@@ -23,7 +23,10 @@ use pyo3::{
     types::{PyTuple, PyType},
 };
 
-use super::guard::{Next, PullBase, Ref, busy};
+use super::{
+    guard::{Next, PullBase, busy},
+    refs::Ref,
+};
 
 /// The state of a guard, from the object.
 ///

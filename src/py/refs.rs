@@ -2,6 +2,7 @@
 //! core as a number.
 
 use std::{
+    cell::Cell,
     mem::ManuallyDrop,
     ptr::{self, NonNull},
     sync::atomic::{AtomicPtr, Ordering},
@@ -81,4 +82,53 @@ pub(crate) unsafe fn retain(object: usize) {
 pub(crate) unsafe fn owned(py: Python<'_>, object: usize) -> Bound<'_, PyAny> {
     // SAFETY: as promised by the caller.
     unsafe { Bound::from_owned_ptr(py, object as *mut ffi::PyObject) }
+}
+
+/// A reference that can be replaced. Not a `Py`: the slots run outside PyO3's own trampolines, where
+/// dropping a `Py` only queues it; a `Bound` is dropped at once.
+pub(crate) struct Ref(Cell<*mut ffi::PyObject>);
+
+impl Ref {
+    pub(crate) const fn empty() -> Self {
+        Self(Cell::new(std::ptr::null_mut()))
+    }
+
+    #[inline]
+    pub(crate) fn raw(&self) -> *mut ffi::PyObject {
+        self.0.get()
+    }
+
+    /// Replaces the reference and returns the old one, for the caller to drop once its state is whole.
+    #[inline]
+    pub(crate) fn put<'py>(
+        &self,
+        py: Python<'py>,
+        object: Option<Bound<'py, PyAny>>,
+    ) -> Option<Bound<'py, PyAny>> {
+        let new = object.map_or(std::ptr::null_mut(), Bound::into_ptr);
+        // SAFETY: the cell owned the reference that it gives up here.
+        unsafe { Bound::from_owned_ptr_or_opt(py, self.0.replace(new)) }
+    }
+
+    #[inline]
+    pub(crate) fn get<'py>(&self, py: Python<'py>) -> Option<Bound<'py, PyAny>> {
+        // SAFETY: the cell owns a reference, and this adds one.
+        unsafe { Bound::from_borrowed_ptr_or_opt(py, self.0.get()) }
+    }
+
+    pub(crate) fn traverse(&self, visit: &PyVisit<'_>) -> Result<(), PyTraverseError> {
+        let raw = self.raw();
+        if raw.is_null() {
+            Ok(())
+        } else {
+            traverse_raw(visit, raw as usize)
+        }
+    }
+}
+
+impl Drop for Ref {
+    fn drop(&mut self) {
+        // SAFETY: Python objects are freed with the GIL held.
+        drop(self.put(unsafe { Python::assume_attached() }, None));
+    }
 }

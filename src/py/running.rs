@@ -119,3 +119,35 @@ pub(crate) fn forked() {
     PROCESS.store(0, Ordering::Relaxed);
     KNOWN.store(std::ptr::null_mut(), Ordering::Relaxed);
 }
+
+/// The task that runs in this thread's event loop.
+pub(crate) fn current_task<'py>(
+    event_loop: &Bound<'py, PyAny>,
+) -> PyResult<Option<Bound<'py, PyAny>>> {
+    use pyo3::{sync::PyOnceLock, types::PyDict};
+    enum Way {
+        Call(Py<PyAny>),
+        Table(Py<PyDict>),
+    }
+    static WAY: PyOnceLock<Way> = PyOnceLock::new();
+    let py = event_loop.py();
+    let way = WAY.get_or_try_init(py, || {
+        // 3.12 has a native `current_task`; before, the table behind it is what is quick.
+        let tasks = py.import("asyncio.tasks")?;
+        let native = py.import("_asyncio")?;
+        if let Some(call) = native.getattr_opt("current_task")? {
+            return Ok::<_, PyErr>(Way::Call(call.unbind()));
+        }
+        match tasks.getattr("_current_tasks")?.cast_into::<PyDict>() {
+            Ok(table) => Ok(Way::Table(table.unbind())),
+            Err(_) => Ok(Way::Call(tasks.getattr("current_task")?.unbind())),
+        }
+    })?;
+    match way {
+        Way::Call(call) => {
+            let task = call.bind(py).call1((event_loop,))?;
+            Ok((!task.is_none()).then_some(task))
+        }
+        Way::Table(table) => table.bind(py).get_item(event_loop),
+    }
+}

@@ -19,7 +19,7 @@ use crate::core::{
 /// "No window": the timer is switched off.
 const OFF: u64 = u64::MAX;
 
-fn check_callable(callback: &Bound<'_, PyAny>) -> PyResult<()> {
+pub(super) fn check_callable(callback: &Bound<'_, PyAny>) -> PyResult<()> {
     if callback.is_callable() {
         return Ok(());
     }
@@ -29,7 +29,7 @@ fn check_callable(callback: &Bound<'_, PyAny>) -> PyResult<()> {
     )))
 }
 
-fn home(py: Python<'_>, event_loop: Option<&Bound<'_, PyAny>>) -> PyResult<Arc<Shard>> {
+pub(super) fn home(py: Python<'_>, event_loop: Option<&Bound<'_, PyAny>>) -> PyResult<Arc<Shard>> {
     match event_loop {
         // A running loop is open; any other is worth a look.
         Some(event_loop) if event_loop.call_method0("is_closed")?.is_truthy()? => {
@@ -60,7 +60,7 @@ fn hold<T>(object: &Bound<'_, T>, timer: &Timer, due: Option<u64>) {
 }
 
 /// Arms on behalf of `object`, which the timer keeps alive until it has fired or is cancelled.
-fn arm_strong<T>(object: &Bound<'_, T>, timer: &Timer, due: u64) -> PyResult<()> {
+pub(super) fn arm_strong<T>(object: &Bound<'_, T>, timer: &Timer, due: u64) -> PyResult<()> {
     timer.set_payload(refs::borrow_raw(object));
     // SAFETY: the object is alive and the GIL is held. `cancel_strong` or the delivery takes it back.
     unsafe { refs::retain(refs::borrow_raw(object)) };
@@ -71,7 +71,7 @@ fn arm_strong<T>(object: &Bound<'_, T>, timer: &Timer, due: u64) -> PyResult<()>
     })
 }
 
-fn cancel_strong<T>(object: &Bound<'_, T>, timer: &Timer) -> bool {
+pub(super) fn cancel_strong<T>(object: &Bound<'_, T>, timer: &Timer) -> bool {
     let Some(flags) = timer.cancel() else {
         return false;
     };
@@ -82,7 +82,7 @@ fn cancel_strong<T>(object: &Bound<'_, T>, timer: &Timer) -> bool {
     true
 }
 
-fn remaining(timer: &Timer) -> Option<f64> {
+pub(super) fn remaining(timer: &Timer) -> Option<f64> {
     if !timer.is_active() {
         return None;
     }
@@ -337,95 +337,4 @@ impl Deadline {
     fn __clear__(slf: &Bound<'_, Self>) {
         drop(slf.get().callback.take(slf.py()));
     }
-}
-
-/// A clock's alarm: can be set again and again, and tells its callback what a judge has to know.
-#[pyclass(frozen, module = "stallwatch._stallwatch")]
-pub(crate) struct Alarm {
-    timer: Timer,
-    pub(crate) callback: refs::Slot,
-}
-
-#[pymethods]
-impl Alarm {
-    #[new]
-    #[pyo3(signature = (callback, *, r#loop = None))]
-    fn new(
-        py: Python<'_>,
-        callback: &Bound<'_, PyAny>,
-        r#loop: Option<&Bound<'_, PyAny>>,
-    ) -> PyResult<Self> {
-        check_callable(callback)?;
-        let timer = Timer::new(&home(py, r#loop)?, 0);
-        Ok(Self {
-            timer,
-            callback: refs::Slot::new(callback.clone().unbind()),
-        })
-    }
-
-    /// Sets it to a moment (seconds), wherever it stood; None takes it back.
-    fn set(slf: &Bound<'_, Self>, at: &Bound<'_, PyAny>) -> PyResult<()> {
-        let this = slf.get();
-        match clock::moment(at, "at")? {
-            Some(due) if this.timer.is_active() => this.timer.move_to(due),
-            Some(due) => arm_strong(slf, &this.timer, due)?,
-            None => {
-                cancel_strong(slf, &this.timer);
-            }
-        }
-        Ok(())
-    }
-
-    /// Takes it back for good.
-    fn close(slf: &Bound<'_, Self>) {
-        let this = slf.get();
-        cancel_strong(slf, &this.timer);
-        drop(this.callback.take(slf.py()));
-    }
-
-    /// Now, in seconds, on its clock.
-    fn now(&self) -> f64 {
-        secs(self.timer.shard().clock().now())
-    }
-
-    /// Whether it is set.
-    #[getter]
-    fn active(&self) -> bool {
-        self.timer.is_active()
-    }
-
-    fn __traverse__(&self, visit: PyVisit<'_>) -> Result<(), PyTraverseError> {
-        self.callback.traverse(&visit)
-    }
-
-    fn __clear__(slf: &Bound<'_, Self>) {
-        drop(slf.get().callback.take(slf.py()));
-    }
-}
-
-/// Raw numbers of this process's wheels: see `stallwatch.wheel_stats`.
-#[pyfunction]
-pub(crate) fn raw_stats(py: Python<'_>) -> PyResult<Bound<'_, pyo3::types::PyDict>> {
-    let stats = bridge::stats(py);
-    let health = lifecycle::driver().health();
-    let out = pyo3::types::PyDict::new(py);
-    for (name, value) in [
-        ("armed", stats.armed),
-        ("started", stats.started),
-        ("fired", stats.fired),
-        ("rearmed", stats.rearmed),
-        ("rescued", stats.rescued),
-        ("cancelled", stats.cancelled),
-        ("dropped", stats.dropped),
-        ("wakeups", health.passes),
-        ("faults", health.panics),
-    ] {
-        out.set_item(name, value)?;
-    }
-    out.set_item("running", health.running)?;
-    out.set_item("heartbeat", secs(health.heartbeat))?;
-    for (name, histogram) in [("decided", stats.decided), ("delivered", stats.delivered)] {
-        out.set_item(name, (histogram.buckets.to_vec(), secs(histogram.max)))?;
-    }
-    Ok(out)
 }

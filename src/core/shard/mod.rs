@@ -2,19 +2,20 @@
 //!
 //! One mutex guards all of it. No Python, no waker and no callback runs while it is held: what is to be
 //! told to others is collected, and said after the unlock. A pass over what is due gives the lock up
-//! every [`BATCH`] entries, so that an arm never waits for a burst.
+//! every few hundred entries (`pass`), so that an arm never waits for a burst.
+
+mod deliver;
+mod pass;
 
 use super::{
-    clock::{Clock, Ticks},
+    clock::Clock,
     error::Error,
-    state::{ARMED, FIRED, IDLE, NOBODY, PARKED, PAUSED, STATE, STRONG},
+    state::{ARMED, IDLE, PARKED, PAUSED, STATE, STRONG},
     stats::Stats,
-    sync::{Arc, AtomicU32, AtomicU64, Mutex, Ordering, lock, see_each_other},
+    sync::{Arc, AtomicU32, AtomicU64, Mutex, Ordering, lock},
     wheel::{Entry, Slab, Wheel},
 };
 use std::ptr::NonNull;
-
-const BATCH: usize = 256;
 
 /// A reading this far (ns) behind the wheel's own time means that the clock itself went back.
 const BEHIND: u64 = 1_000_000_000;
@@ -316,185 +317,6 @@ impl Shard {
         }
     }
 
-    /// The clock went back (it must not, but some hypervisors let it): files everything anew from there.
-    /// Timers armed before then come late by the jump, later ones on time, and none early.
-    #[cold]
-    fn set_back(inner: &mut Inner, ticks: Ticks, now: u64) {
-        inner.wheel = Wheel::new(now);
-        for entry in inner.slab.iter().filter(|entry| entry.is_filed()) {
-            entry.forget_place();
-            // One that is paused comes out at the next visit.
-            let due = entry.due.load(Ordering::Relaxed) & !PAUSED;
-            inner
-                .wheel
-                .insert(&inner.slab, entry.index, ticks.ceil(due));
-        }
-    }
-
-    /// Finds everything due at `now`, queues it, and wakes the owner once. `overslept` is noted in each
-    /// fire. Returns when to come again.
-    pub fn process(&self, now: u64, overslept: u64) -> u64 {
-        let ticks = self.clock.ticks();
-        let tick = ticks.floor(now);
-        loop {
-            let mut guard = lock(&self.inner);
-            let inner = &mut *guard;
-            let over = (0..BATCH).any(|_| match inner.wheel.pop(&inner.slab, tick) {
-                None => true,
-                Some(key) => {
-                    Self::visit(inner, ticks, key, now, overslept);
-                    false
-                }
-            });
-            if !over {
-                continue;
-            }
-            let wake = Self::publish(inner);
-            let next = inner
-                .wheel
-                .next_tick()
-                .map_or(u64::MAX, |tick| ticks.start(tick));
-            self.next_wake.store(next, Ordering::SeqCst);
-            // The owner is told once nobody can wait for this lock on its behalf.
-            drop(guard);
-            if wake {
-                let unheard = Unheard(self);
-                self.waker.wake();
-                std::mem::forget(unheard);
-            }
-            return next;
-        }
-    }
-
-    fn visit(inner: &mut Inner, ticks: Ticks, key: u32, now: u64, overslept: u64) {
-        let entry = inner.slab.entry(key);
-        let flags = entry.state.load(Ordering::Relaxed) & STRONG;
-        let mut due = entry.due.load(Ordering::SeqCst);
-        if due & PAUSED != 0 {
-            entry.state.store(PARKED | flags, Ordering::SeqCst);
-            see_each_other();
-            due = entry.due.load(Ordering::SeqCst);
-            if due & PAUSED != 0 {
-                return;
-            }
-            entry.state.store(ARMED | flags, Ordering::SeqCst);
-        }
-        // `now` may be behind the wheel, which an arm has moved on since; the wheel's time has come too.
-        // Filing what has come by that time would hand it out again at once, for ever.
-        if due > now && ticks.ceil(due) > inner.wheel.elapsed() {
-            inner.stats.rearmed += 1;
-            inner.wheel.insert(&inner.slab, key, ticks.ceil(due));
-        } else {
-            let now = now.max(due);
-            entry.state.store(FIRED | flags, Ordering::SeqCst);
-            inner.stats.decided.record(now - due);
-            let seq = entry.seq.get();
-            inner.found.push(Fired {
-                index: key,
-                seq,
-                due,
-                decided: now,
-                overslept,
-            });
-        }
-    }
-
-    /// Moves what the pass found into the queue: by deadline, equal ones first in, first out.
-    fn publish(inner: &mut Inner) -> bool {
-        let newest = inner.seq;
-        // Age instead of number: the arm counter may have wrapped.
-        inner
-            .found
-            .sort_unstable_by_key(|f| (f.due, u32::MAX - newest.wrapping_sub(f.seq)));
-        inner.fired.append(&mut inner.found);
-        if inner.found.capacity() > 4 * BATCH {
-            inner.found = Vec::new();
-        }
-        let wake = !inner.fired.is_empty() && !inner.notified;
-        inner.notified |= wake;
-        wake
-    }
-
-    /// Takes the queued fires. Each has to be claimed before it runs.
-    #[must_use]
-    pub fn take(&self) -> Vec<Fired> {
-        let mut inner = lock(&self.inner);
-        inner.notified = false;
-        std::mem::take(&mut inner.fired)
-    }
-
-    /// Puts fires back that were taken and not claimed, ahead of newer ones. Whether the owner has to
-    /// be woken again.
-    pub fn put_back(&self, mut rest: Vec<Fired>) -> bool {
-        let mut inner = lock(&self.inner);
-        if inner.closed {
-            return false;
-        }
-        rest.append(&mut inner.fired);
-        inner.fired = rest;
-        let wake = !inner.fired.is_empty() && !inner.notified;
-        inner.notified |= wake;
-        wake
-    }
-
-    /// Wakes the owner.
-    pub fn wake(&self) {
-        self.waker.wake();
-    }
-
-    /// Judges a fire at the moment of delivery, `now`. `keep` is called with the payload under the lock
-    /// if it is to run; it may take a reference, and nothing else. While the payload is [`NOBODY`], the
-    /// fire comes again.
-    pub fn claim(&self, fired: &Fired, now: u64, keep: impl FnOnce(usize)) -> Claim {
-        let inner = &mut *lock(&self.inner);
-        let Some(entry) = inner.slab.get(fired.index) else {
-            return Claim::Void;
-        };
-        let state = entry.state.load(Ordering::Relaxed);
-        if state & STATE != FIRED || entry.seq.get() != fired.seq {
-            return Claim::Void;
-        }
-        let due = entry.due.load(Ordering::SeqCst);
-        if due & PAUSED != 0 {
-            entry
-                .state
-                .store(PARKED | (state & STRONG), Ordering::SeqCst);
-            see_each_other();
-            // Resumed in between: its owner may have looked at the state too early to see it parked.
-            let due = entry.due.load(Ordering::SeqCst);
-            if due & PAUSED == 0 {
-                self.rescue(inner, fired.index, due);
-            }
-            return Claim::Void;
-        }
-        if due > now {
-            self.rescue(inner, fired.index, due);
-            return Claim::Void;
-        }
-        let payload = entry.payload.get();
-        if payload == NOBODY {
-            self.rescue(inner, fired.index, due);
-            return Claim::Void;
-        }
-        entry.state.store(IDLE, Ordering::Release);
-        inner.stats.armed -= 1;
-        inner.stats.fired += 1;
-        inner.stats.delivered.record(now - due);
-        keep(payload);
-        Claim::Run {
-            payload,
-            flags: state & STRONG,
-        }
-    }
-
-    fn rescue(&self, inner: &mut Inner, key: u32, due: u64) {
-        inner.stats.rescued += 1;
-        let entry = inner.slab.entry(key);
-        let flags = entry.state.load(Ordering::Relaxed) & STRONG;
-        entry.state.store(ARMED | flags, Ordering::SeqCst);
-        self.file(inner, key, due, self.clock.now());
-    }
-
     /// Ends the shard: nothing of it fires any more. Returns the payloads of the strong timers that
     /// were active, for the caller to drop, now that no lock is held.
     pub fn close(&self) -> Vec<usize> {
@@ -541,14 +363,5 @@ impl Shard {
                 visit(entry.payload.get());
             }
         }
-    }
-}
-
-/// A wake-up that did not reach the owner, if it gets dropped: the next pass tries again.
-struct Unheard<'a>(&'a Shard);
-
-impl Drop for Unheard<'_> {
-    fn drop(&mut self) {
-        lock(&self.0.inner).notified = false;
     }
 }

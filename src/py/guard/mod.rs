@@ -1,0 +1,273 @@
+//! The native half of `guard`: state and cold methods. The slots that run once a chunk are in `pull`.
+//!
+//! `StreamGuard` in Python derives from `Pull` and adds what happens seldom: begin, warn, cut, close. The
+//! hot path calls up into it only for the first pull, for the first progress, for chunks that are no
+//! plain text, and to fold a batch of chunks into text.
+//!
+//! # Ground rules
+//!
+//! Everything here is touched with the GIL held, and no Python code runs while a `&mut` is out: state is
+//! in `Cell`s, and a reference is taken out of its slot before it is dropped.
+
+mod methods;
+
+use std::cell::{Cell, OnceCell, UnsafeCell};
+
+use pyo3::{
+    exceptions::PyRuntimeError,
+    ffi, intern,
+    prelude::*,
+    types::{PyList, PyTuple},
+};
+
+use super::{refs::Ref, running::current_task};
+use crate::core::{
+    clock::{Clock, secs},
+    stream::{Clocks, OFF},
+    timer::Timer,
+};
+
+/// Flags of a chunk, as `stallwatch._chunks` gives them.
+const PROGRESS: u32 = 1;
+const TERMINAL: u32 = 2;
+
+/// Chunks kept before they are folded into text.
+const KEEP: usize = 32;
+
+/// What the next pull has to do first.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(in crate::py) enum Next {
+    /// The first pull: set everything up.
+    Begin,
+    /// Straight to the source.
+    Source,
+    /// A clock ran out while nobody waited: the pull is refused.
+    Refuse,
+    /// There is nothing more.
+    Ended,
+}
+
+/// See the module. The timer goes first when the object does: see `shard::Shard::claim`.
+#[pyclass(frozen, subclass, module = "stallwatch._stallwatch")]
+pub(crate) struct PullBase {
+    pub(in crate::py) timer: OnceCell<Timer>,
+    /// Whether the timer is armed or parked; false after a delivery.
+    armed: Cell<bool>,
+    /// The last deadline set; the timer may be moved to a later one without a lock.
+    filed: Cell<u64>,
+    clock: Clock,
+    clocks: Cell<Clocks>,
+    pub(in crate::py) next: Cell<Next>,
+    pub(in crate::py) source: Ref,
+    pub(in crate::py) anext: Cell<Option<ffi::unaryfunc>>,
+    /// The awaitable of the present pull.
+    pub(in crate::py) inner: Ref,
+    pub(in crate::py) suspended: Cell<bool>,
+    /// What the pull waits for, as it was given to the loop.
+    waiting: Ref,
+    task: Ref,
+    event_loop: Ref,
+    /// The task was cancelled by us: the `CancelledError` to come is ours.
+    pub(in crate::py) cutting: Cell<bool>,
+    /// Chunks are plain `str`, each its own text.
+    plain: Cell<bool>,
+    kept: UnsafeCell<Vec<Py<PyAny>>>,
+    chunks: Cell<u64>,
+    progress: Cell<u64>,
+    first_at: Cell<u64>,
+    heard_at: Cell<u64>,
+    progress_at: Cell<u64>,
+    largest_gap: Cell<u64>,
+    pub(in crate::py) step: Ref,
+}
+
+// SAFETY: see the ground rules: the module needs the GIL, and only its holder touches these cells.
+unsafe impl Sync for PullBase {}
+// SAFETY: as above.
+unsafe impl Send for PullBase {}
+
+impl PullBase {
+    pub(in crate::py) fn update<T>(&self, act: impl FnOnce(&mut Clocks) -> T) -> T {
+        let mut clocks = self.clocks.get();
+        let result = act(&mut clocks);
+        self.clocks.set(clocks);
+        result
+    }
+
+    fn set_due(&self, due: u64) -> PyResult<()> {
+        let Some(timer) = self.timer.get() else {
+            return Ok(());
+        };
+        if due == OFF {
+            if self.armed.get() {
+                timer.pause(0);
+            }
+            return Ok(());
+        }
+        if !self.armed.get() {
+            timer.arm(due, 0)?;
+            self.armed.set(true);
+        } else if due >= self.filed.get() {
+            timer.resume_at(due);
+        } else {
+            timer.move_to(due);
+        }
+        self.filed.set(due);
+        Ok(())
+    }
+
+    /// The pull has to wait: its clocks run.
+    pub(in crate::py) fn suspend(
+        &self,
+        py: Python<'_>,
+        awaited: *mut ffi::PyObject,
+    ) -> PyResult<()> {
+        if self.suspended.get() {
+            // A further wait of the same pull: only what it waits for has changed.
+            // SAFETY: the object was just yielded and is alive.
+            let awaited = unsafe { Bound::from_borrowed_ptr(py, awaited) };
+            drop(self.waiting.put(py, Some(awaited)));
+            // A fire found that data had come, and left it at that; the data was not a whole chunk.
+            return if self.armed.get() {
+                Ok(())
+            } else {
+                self.set_due(self.clocks.get().due())
+            };
+        }
+        self.suspended.set(true);
+        // SAFETY: as above.
+        let awaited = unsafe { Bound::from_borrowed_ptr(py, awaited) };
+        drop(self.waiting.put(py, Some(awaited)));
+        if let Some(event_loop) = self.event_loop.get(py) {
+            drop(self.task.put(py, current_task(&event_loop)?));
+        }
+        let now = self.clock.now();
+        let due = self.update(|clocks| clocks.pull(now));
+        self.set_due(due)
+    }
+
+    /// A blocking pull begins: its clocks run.
+    pub(in crate::py) fn block(&self) -> PyResult<()> {
+        self.suspended.set(true);
+        let now = self.clock.now();
+        let due = self.update(|clocks| clocks.pull(now));
+        self.set_due(due)
+    }
+
+    /// The wait is over: all clocks but the budget stand still.
+    pub(in crate::py) fn wake(&self, py: Python<'_>) -> u64 {
+        let now = self.clock.now();
+        self.suspended.set(false);
+        let gap = self.update(|clocks| clocks.arrive(now));
+        if self.chunks.get() > 0 {
+            self.largest_gap.set(self.largest_gap.get().max(gap));
+        }
+        let due = self.clocks.get().due();
+        // A shard that is closed or inherited by now has nothing to keep the time of.
+        let _ = self.set_due(due);
+        drop((self.waiting.put(py, None), self.task.put(py, None)));
+        now
+    }
+
+    /// A chunk came.
+    #[inline]
+    pub(in crate::py) fn accept(&self, object: &Bound<'_, PyAny>, chunk: &Bound<'_, PyAny>) {
+        let now = if self.suspended.get() {
+            let now = self.wake(chunk.py());
+            self.heard_at.set(now);
+            now
+        } else {
+            0
+        };
+        // SAFETY: `chunk` is alive.
+        let plain = self.plain.get() && unsafe { ffi::PyUnicode_CheckExact(chunk.as_ptr()) } != 0;
+        let flags = if plain {
+            // SAFETY: it is a `str`.
+            u32::from(unsafe { ffi::PyUnicode_GetLength(chunk.as_ptr()) } > 0)
+        } else {
+            Self::ask(object, chunk)
+        };
+        self.chunks.set(self.chunks.get() + 1);
+        let progress = flags & PROGRESS != 0;
+        if progress {
+            self.progress.set(self.progress.get() + 1);
+            if now != 0 {
+                self.progress_at.set(now);
+            }
+        }
+        if now != 0 || self.progress.get() < 2 || !progress {
+            self.update(|clocks| clocks.chunk(progress));
+        }
+        if flags & TERMINAL != 0 {
+            self.update(Clocks::finish);
+            let _ = self.set_due(OFF);
+        }
+        // SAFETY: no code runs between here and the end of the push.
+        let kept = unsafe { &mut *self.kept.get() };
+        kept.push(chunk.clone().unbind());
+        let full = kept.len() >= KEEP;
+        if progress && self.progress.get() == 1 {
+            self.first(object, now);
+        }
+        if full {
+            self.fold(object);
+        }
+    }
+
+    #[cold]
+    fn first(&self, object: &Bound<'_, PyAny>, now: u64) {
+        let now = if now == 0 { self.clock.now() } else { now };
+        self.first_at.set(now);
+        self.progress_at.set(now);
+        self.heard_at.set(now);
+        Self::tell(object, "_first", (secs(now),));
+    }
+
+    #[cold]
+    fn fold(&self, object: &Bound<'_, PyAny>) {
+        if let Ok(list) = self.take_kept(object.py()) {
+            Self::tell(object, "_fold", (list,));
+        }
+    }
+
+    fn take_kept<'py>(&self, py: Python<'py>) -> PyResult<Bound<'py, PyList>> {
+        // SAFETY: no code runs while the reference is out.
+        let kept = std::mem::take(unsafe { &mut *self.kept.get() });
+        PyList::new(py, kept)
+    }
+
+    /// Calls up. What goes wrong up there is a bug of ours or of a user's function: it is shown and
+    /// never reaches the stream.
+    fn tell<'py>(
+        object: &Bound<'py, PyAny>,
+        name: &str,
+        args: impl IntoPyObject<'py, Target = PyTuple, Output = Bound<'py, PyTuple>, Error = PyErr>,
+    ) {
+        let call = || object.call_method1(name, args.into_pyobject(object.py())?);
+        if let Err(error) = call() {
+            error.write_unraisable(object.py(), Some(object));
+        }
+    }
+
+    /// Asks above, by name: a kept reference to the method would make the guard keep itself alive.
+    fn ask(object: &Bound<'_, PyAny>, chunk: &Bound<'_, PyAny>) -> u32 {
+        let flags = object.call_method1(intern!(object.py(), "_classify"), (chunk,));
+        match flags.and_then(|flags| flags.extract()) {
+            Ok(flags) => flags,
+            Err(error) => {
+                error.write_unraisable(chunk.py(), Some(chunk));
+                PROGRESS
+            }
+        }
+    }
+
+    /// The timer has fired and is idle now.
+    pub(in crate::py) fn note_delivery(&self) {
+        self.armed.set(false);
+    }
+}
+
+/// An error for a pull while another one waits.
+pub(in crate::py) fn busy() -> PyErr {
+    PyRuntimeError::new_err("the guarded stream is already being pulled by somebody else")
+}
