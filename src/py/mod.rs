@@ -17,6 +17,8 @@ mod pull;
 mod pull_sync;
 mod refs;
 mod running;
+mod slots;
+mod step;
 mod wheel;
 
 // The cells of `guard` need the GIL. Nobody has tested this module without it, so it is not claimed.
@@ -42,6 +44,7 @@ mod stallwatch_native {
     #[pymodule_init]
     fn init(m: &Bound<'_, PyModule>) -> PyResult<()> {
         super::lifecycle::register(m)?;
+        super::step::register(m.py())?;
         super::pull::register(m)?;
         super::pull_sync::register(m)?;
         super::construct::register(m.py());

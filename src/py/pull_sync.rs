@@ -15,7 +15,7 @@ use pyo3::{
 
 use super::{
     guard::{Next, PullBase, busy},
-    pull::{derive, entry, guard_of, own, slot},
+    slots::{derive, entry, guard_of, own, slot},
 };
 
 /// One pull: a chunk, or `None` at the end.
