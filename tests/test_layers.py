@@ -34,8 +34,8 @@ LAYERS = (
     "cli integrations pytest_plugin testing faults __main__",
     "_turn _turn_budget _run_turn child aio",
     "_settle",
-    "_guard _guard_sync _stream_guard _close _cancels _suspend _phase_clock _watchdog _tap "
-    "_store _budget",
+    "_guard _guard_sync _sync_guard _stream_guard _watched _abort _close _cancels _suspend "
+    "_phase_clock _watchdog _tap _store _budget",
     "_outcome _chunks _chunks_kinds _chunks_read _chunks_sse _text _retry _tracker wheel _bridge "
     "_dispatch",
     "_limits _phases _events _causes _seconds _sink _plain _phase_state _stream_stats",

@@ -19,7 +19,7 @@ from stallwatch import (
     Status,
     _chunks,
     _stallwatch,
-    _stream_guard,
+    _watched,
 )
 from stallwatch._causes import CAUSE_KINDS
 from stallwatch._events import EVENT_NAMES
@@ -87,40 +87,39 @@ def test_stream_clocks_of_rust_and_python() -> None:
     titles = {"first": "first_chunk", "progress": "progress_idle"}
 
     assert [n for n, _ in numbers] == list(range(len(numbers)))
-    assert (
-        tuple(titles.get(name.lower(), name.lower()) for _, name in numbers)
-        == _stream_guard._CLOCKS
-    )
-    assert _stream_guard._CLOCKS[_stream_guard._BUDGET] == "budget"
-    assert _stream_guard._CLOCKS[_stream_guard._LINGER] == "linger"
+    assert tuple(titles.get(name.lower(), name.lower()) for _, name in numbers) == _watched.CLOCKS
+    assert _watched.CLOCKS[_watched.BUDGET] == "budget"
+    assert _watched.CLOCKS[_watched.LINGER] == "linger"
 
 
 def test_stream_clocks_and_their_causes() -> None:
     """Each clock of a stream that can be to blame has a cause whose kind names it."""
-    blamed = [clock for clock in _stream_guard._CLOCKS if clock != "linger"]
-    kinds = [cause.kind.removeprefix("stream_") for cause in _stream_guard._CAUSES]
+    blamed = [clock for clock in _watched.CLOCKS if clock != "linger"]
+    kinds = [cause.kind.removeprefix("stream_") for cause in _watched.CAUSES]
 
     assert kinds == [clock.removesuffix("_idle") for clock in blamed]
-    assert {cause.kind for cause in _stream_guard._CAUSES} <= CAUSE_KINDS.keys()
+    assert {cause.kind for cause in _watched.CAUSES} <= CAUSE_KINDS.keys()
 
 
 def test_verdicts_of_rust_and_python() -> None:
     """What the native half answers about its clocks is what the Python half reads."""
-    judge = re.search(r"fn _judge\b.*?\n    \}", rust("py/guard.rs"), re.DOTALL)
+    judge = re.search(r"fn _judge\b.*?\n    \}", rust("py/guard/methods.rs"), re.DOTALL)
     assert judge is not None
     numbers = {name: int(n) for name, n in re.findall(r"Verdict::(\w+)\(.*?=> \((\d),", judge[0])}
 
     assert numbers == {
-        "Wait": _stream_guard._WAIT,
-        "Warn": _stream_guard._WARN,
-        "Fire": _stream_guard._FIRE,
+        "Wait": _watched.WAIT,
+        "Warn": _watched.WARN,
+        "Fire": _watched.FIRE,
     }
-    assert PullBase(None, 9.0, None, None, None, None)._judge()[0] == _stream_guard._WAIT
+    assert PullBase(None, 9.0, None, None, None, None)._judge()[0] == _watched.WAIT
 
 
 def test_flags_of_rust_and_python() -> None:
     """A chunk's flags have the same bits in the classifier and in the native pull."""
-    found = dict(re.findall(r"(?m)^const (PROGRESS|TERMINAL): u32 = (\d+);", rust("py/guard.rs")))
+    found = dict(
+        re.findall(r"(?m)^const (PROGRESS|TERMINAL): u32 = (\d+);", rust("py/guard/mod.rs"))
+    )
 
     assert {name: int(bit) for name, bit in found.items()} == {
         "PROGRESS": _chunks.PROGRESS,

@@ -52,6 +52,7 @@ if TYPE_CHECKING:
         Unresponsive,
     )
     from stallwatch._guard import StreamGuard, guard
+    from stallwatch._guard_sync import SyncStreamGuard, guard_sync
     from stallwatch._limits import Limits, PhaseLimits
     from stallwatch._outcome import Failure, Outcome, Status
     from stallwatch._phase_state import PhaseState
@@ -136,6 +137,7 @@ _WHERE = {
         "ToolEnded ToolStarted UnboundedWait Unresponsive"
     ),
     "_guard": "StreamGuard guard",
+    "_guard_sync": "SyncStreamGuard guard_sync",
     "_limits": "Limits PhaseLimits",
     "_outcome": "Failure Outcome Status",
     "_phase_state": "PhaseState",

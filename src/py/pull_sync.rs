@@ -57,6 +57,10 @@ fn pull<'py>(object: &Bound<'py, PyAny>, this: &PullBase) -> PyResult<Option<Bou
     match chunk {
         Some(chunk) => {
             this.accept(object, &chunk);
+            if this.cutting.replace(false) {
+                // Too late to take the fire back, and too good to throw away: the next pull raises it.
+                this.next.set(Next::Refuse);
+            }
             Ok(Some(chunk))
         }
         None => {
