@@ -119,6 +119,7 @@ __all__ = [
     "cause_of",
     "giveup_if_stalled",
     "guard",
+    "guard_sync",
     "is_retryable",
     "retry_unless_stalled",
     "run_turn",
