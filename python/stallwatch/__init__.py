@@ -106,6 +106,7 @@ __all__ = [
     "StreamStalled",
     "StreamStats",
     "StreamTruncated",
+    "SyncStreamGuard",
     "ToolDeadlineError",
     "ToolEnded",
     "ToolStarted",
