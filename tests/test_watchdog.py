@@ -691,7 +691,33 @@ async def test_a_cancel_that_was_swallowed_long_ago_does_not_protect(clock: Manu
 
     assert end.at == 540 + 30
     assert len(record.of(HardIdle)) == 1
-    assert type(end.error) is asyncio.CancelledError  # the other was first, and wins
+    assert isinstance(end.error, HardIdleError)
+
+
+@on_manual_clock
+async def test_a_body_that_goes_on_after_a_cancel_is_cut_on_time(clock: ManualClock) -> None:
+    """A new phase says that nothing on the cancel count is under way.
+
+    Prevents that a count which Python 3.11's task groups leave behind delays hard idle.
+    """
+    tracker = PhaseTracker()
+
+    async def fail() -> None:
+        await asyncio.sleep(1)
+        raise ValueError
+
+    async def body() -> None:
+        with pytest.raises(ExceptionGroup):
+            async with asyncio.TaskGroup() as group:
+                group.create_task(fail())
+        tracker.enter(Phase.AWAITING_LLM)
+        await for_ever()
+
+    end = start(clock, watched(tracker, body=body()))
+    await clock.advance(1_000)
+
+    assert end.at == 541
+    assert isinstance(end.error, HardIdleError)
 
 
 @on_manual_clock

@@ -3,6 +3,10 @@
 asyncio counts how often a task was asked to stop (`task.cancelling()`), and merges requests of one
 moment into one `CancelledError`. So the exception does not say whose it was; what is left of the
 count once ours are taken back does.
+
+A count may also be stale: the body has swallowed a cancel, or a task group of Python 3.11 has left
+its own on the task (it asks its parent while that waits for it, and never takes that back). So what
+was on the count when the body went on to something new is no cancel under way: see `accept`.
 """
 
 from __future__ import annotations
@@ -49,7 +53,7 @@ def running_task() -> Task[Any] | None:
 class Cancels:
     """What a turn or a watchdog has asked of a task, and how to take it back.
 
-    All of it belongs on the thread of the task's loop, but for `others`, which only reads.
+    All of it belongs on the thread of the task's loop, but for `others` and `accept`.
 
     Args:
         task: The task. What it had been asked before does not count.
@@ -71,6 +75,11 @@ class Cancels:
     def others(self) -> bool:
         """Whether somebody else's cancel is under way: a user's, or that of a clock inside."""
         return self.task.cancelling() - self._sent > self._base
+
+    def accept(self) -> None:
+        """The body goes on as if nothing were the matter: so nothing on the count is under way."""
+        if not self._sent:
+            self._base = self.task.cancelling()
 
     def send(self) -> None:
         """Ask the task to stop, if it still runs."""

@@ -11,6 +11,7 @@ from stallwatch._causes import HardIdleError
 from stallwatch._events import CoverageLost, HardIdle, ObserverStalled, PhaseChanged, SoftIdle
 from stallwatch._limits import Limits, PhaseLimits
 from stallwatch._phase_state import PhaseState
+from stallwatch._phases import Phase
 from stallwatch._sink import EventSink
 from stallwatch._stallwatch import Alarm
 from stallwatch._suspend import Sleeps
@@ -24,8 +25,10 @@ CHANCE: Final = 0.05
 RETRY: Final = 0.05
 """Seconds until a cause is offered again that met with a cancel of somebody else's."""
 
-HOPS: Final = 2
+HOPS: Final = 4
 """Turns of the loop between a fire and its cancel: what has arrived may change the phase."""
+
+_STOPPING: Final = (Phase.FORCE_STOP, Phase.DONE)
 
 
 class Act(Enum):
@@ -69,13 +72,16 @@ class PhaseClock:
         fire: Gets the cause, and the seconds for which it has been offered already. False: not
             now, somebody else is ending the turn. It is offered again as long as the phase lasts.
         sleeps: Shared with other clocks of the same turn; by default its own.
+        begun: Called when the body goes on to a phase that is not about stopping.
     """
 
     __slots__ = (
         "__weakref__",
         "_alarm",
         "_awake",
+        "_begun",
         "_chance_seq",
+        "_depth",
         "_excused_seq",
         "_fire",
         "_forgiven",
@@ -99,16 +105,19 @@ class PhaseClock:
         sink: EventSink,
         fire: Callable[[HardIdleError, float], bool],
         sleeps: Sleeps | None = None,
+        begun: Callable[[], object] | None = None,
     ) -> None:
         self._tracker = tracker
         self._limits = limits
         self._sink = sink
         self._fire = fire
+        self._begun = begun
         self._observe_only = limits.observe_only
         # Numbers of the phase instances in which each thing was done.
         self._soft_seq = self._hard_seq = self._excused_seq = self._chance_seq = -1
         # Seconds that do not count, of the phase at each depth of borrowing.
         self._forgiven: dict[int, float] = {}
+        self._depth = tracker.depth
         self._owed: HardIdleError | None = None
         self._owed_at = 0.0
         self._open = True
@@ -143,8 +152,12 @@ class PhaseClock:
             self._lose(violation)
         elif previous is not None:
             self._awake = self._sleeps.total()
-            if state.elapsed == 0.0:  # begun anew; one that is given back goes on where it was
-                self._forgiven.pop(self._tracker.depth, None)
+            depth = self._tracker.depth
+            if depth >= self._depth:  # begun anew; one that is given back goes on where it was
+                self._forgiven.pop(depth, None)
+                if self._begun is not None and state.phase not in _STOPPING:
+                    self._begun()
+            self._depth = depth
             self._set()
         if previous is not None and self._sink.wants(PhaseChanged):
             self._sink.emit(

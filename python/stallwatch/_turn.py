@@ -219,6 +219,7 @@ class Turn:
             if cancels.others and waited < patience(self.limits):
                 self._also = cause
                 return False
+        cancels.accept()
         self._cause = cause
         self._also = None if self._also is cause else self._also
         self._stopped = self.tracker.current()
@@ -265,7 +266,14 @@ class Turn:
         self._settling = Settling(self.limits.cleanup, self._on_again, self._on_cleanup)
         self._borrowed = self.tracker.depth
         self._budget = TurnBudget(self.limits, self._sink, self._sleeps, self._stop, self._named)
-        self._clock = PhaseClock(self.tracker, self.limits, self._sink, self._stop, self._sleeps)
+        self._clock = PhaseClock(
+            self.tracker,
+            self.limits,
+            self._sink,
+            self._stop,
+            self._sleeps,
+            self._cancels.accept,
+        )
         return self
 
     async def __aexit__(
@@ -291,29 +299,24 @@ class Turn:
             await cancels.absorb()
             interrupted = await close_streams(self._streams, settling.left)
         ours = cancels.sent
-        outside = cancels.take_back()
+        # What is left of the count is somebody else's cancel, if it is on its way out of here, was
+        # swallowed together with ours, or came after the body had let go.
+        outside = cancels.take_back() and (
+            isinstance(error, CancelledError)
+            or (error is None and (ours or interrupted is not None))
+        )
         if self.outcome is None:
             self._end(error or violation, outside=outside)
         settling.close()
         cause = self._cause
-        if is_fatal(error):
+        if is_fatal(error) or isinstance(error, UserCancelled):
             return
-        if outside:
-            if error is None:  # it swallowed that together with ours, or it came to us
-                self._raise_swallowed(interrupted, ours)
-        elif isinstance(error, UserCancelled):
-            return
-        elif cause is not None and error is not cause:
+        if outside and error is None:
+            raise interrupted or CancelledError
+        if cause is not None and error is not cause and not outside:
             raise cause from (None if isinstance(error, CancelledError) else error)
         if violation is not None:
             raise violation
-
-    @staticmethod
-    def _raise_swallowed(interrupted: CancelledError | None, ours: bool) -> None:
-        if interrupted is not None:
-            raise interrupted
-        if ours:
-            raise CancelledError
 
     def _check_phases(self) -> PhaseViolationError | None:
         """What strict mode has to say about phases that were borrowed and not given back."""

@@ -90,7 +90,10 @@ class Watchdog:
             self._cancels = Cancels(task)
         elif not callable(self._cancel):
             self._cancels = Cancels(self._cancel)
-        self._clock = PhaseClock(self._tracker, self._limits, self._sink, self._on_fire)
+        begun = None if self._cancels is None else self._cancels.accept
+        self._clock = PhaseClock(
+            self._tracker, self._limits, self._sink, self._on_fire, begun=begun
+        )
         return self
 
     def __exit__(
@@ -138,6 +141,7 @@ class Watchdog:
             return True
         if cancels.others and waited < patience(self._limits):
             return False
+        cancels.accept()
         self._cause = cause
         record_cause(cancels.task, cause)
         loop = cancels.task.get_loop()
