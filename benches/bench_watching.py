@@ -65,14 +65,17 @@ class Watch:
     def _stamp(self, i: int) -> None:
         self._last[i] = monotonic()
 
+    def _touch(self, i: int) -> None:
+        self._kept[i].touch()
+
     def nobody(self) -> Feed:
         """For the cost of feeding alone."""
         return self._stamp
 
     def ours(self) -> Feed:
         """One `IdleTimer` each."""
-        touches = [IdleTimer(self._plan.window, stalled).touch for _ in self._last]
-        return lambda i: touches[i]()
+        self._kept = [IdleTimer(self._plan.window, stalled) for _ in self._last]
+        return self._touch
 
     def poll(self) -> Feed:
         """One task each that looks once a second."""
