@@ -218,6 +218,10 @@ class PullBase:
         """Whether the terminal chunk has come."""
 
     @property
+    def _interrupted(self) -> bool:
+        """Whether somebody else's cancel went down into the pull that is pending."""
+
+    @property
     def _cutting(self) -> bool:
         """Whether the `CancelledError` to come is ours."""
 

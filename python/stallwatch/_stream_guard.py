@@ -199,7 +199,8 @@ class StreamGuard(Watched, Pull, Generic[T]):
             self._doom = self._report(verdict)
             self._refuse_next()
         elif task is not None:
-            users = _is_being_cancelled(task, self._waiting)
+            reached = self._interrupted and task.cancelling() > 0
+            users = reached or _is_being_cancelled(task, self._waiting)
             if users and not self._gave_way:
                 # A cancel of the user's is on its way down: it gets its chance alone.
                 self._gave_way = True
@@ -209,6 +210,23 @@ class StreamGuard(Watched, Pull, Generic[T]):
             self._base = task.cancelling() - users
             self._cutting = True
             task.cancel()
+            self._look_again(_GRACE if self._close_grace is None else self._close_grace)
+
+    def _take_back(self) -> None:
+        # What the task waited for has swallowed our cancel, and the pull came back after all.
+        self._doom = None
+        _current_task().uncancel()
+
+    def _on_deaf(self) -> None:
+        # The task waits for something that ignores being cancelled: another task, or a shield.
+        self._sink.emit(
+            Unresponsive(
+                at=self._now(),
+                what="stream",
+                name=self._name,
+                waited=_GRACE if self._close_grace is None else self._close_grace,
+            )
+        )
 
     def _waiting_is_done(self) -> bool:
         done = getattr(self._waiting, "done", None)

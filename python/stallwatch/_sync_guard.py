@@ -144,6 +144,9 @@ class SyncStreamGuard(Watched, SyncPull, Generic[T]):
                 Unresponsive(at=self._now(), what="stream", name=self._name, waited=measured)
             )
 
+    def _on_deaf(self) -> None:
+        """Nothing is set to look again once a read was released."""
+
     def _release(self) -> bool:
         abort = self._abort
         if not callable(abort):

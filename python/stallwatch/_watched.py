@@ -199,6 +199,9 @@ class Watched(_Native):
     def _on_due(self, due: float, decided: float, overslept: float) -> None:
         if self._ended:
             return
+        if self._cutting:
+            self._on_deaf()
+            return
         late = self._now() - due
         if slept := self._sleeps.since(self._awake, self._now()):
             # The host slept while it ran: see `_suspend`.
@@ -239,6 +242,9 @@ class Watched(_Native):
     # --- carried out by each kind of guard in its own way ---
 
     if TYPE_CHECKING:
+
+        def _on_deaf(self) -> None:
+            """A cut that was asked for has not begun in all this time."""
 
         def _consider(self) -> None:
             """A clock has run out: gives what is queued its chance, and then cuts."""

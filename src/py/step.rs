@@ -167,10 +167,23 @@ fn returned<'py>(
 ) -> Sent<'py> {
     let py = chunk.py();
     let inner = this.inner.put(py, None);
+    if this.cutting.get() {
+        take_back(object, this);
+    }
     this.accept(object, &chunk);
     drop(inner);
     base.release(py);
     Sent::Returned(chunk)
+}
+
+/// The source came back although a cut was asked for: whatever it waited for swallowed our cancel. Data
+/// wins; what is left is to take the cancel back.
+#[cold]
+fn take_back(object: &Bound<'_, PyAny>, this: &PullBase) {
+    this.cutting.set(false);
+    if let Err(trouble) = object.call_method0("_take_back") {
+        trouble.write_unraisable(object.py(), Some(object));
+    }
 }
 
 #[cold]
@@ -180,7 +193,9 @@ fn failed(base: &StepBase, object: &Bound<'_, PyAny>, this: &PullBase, error: Py
     if this.suspended.get() {
         this.wake(py);
     }
-    this.cutting.set(false);
+    if this.cutting.get() {
+        take_back(object, this);
+    }
     let end = error.is_instance_of::<PyStopAsyncIteration>(py);
     let told = if end {
         object.call_method0("_on_end")
@@ -233,6 +248,9 @@ impl StepBase {
             let cut = object.call_method1("_cut", (&inner, error.value(py)))?;
             drop(this.inner.put(py, Some(iterator_of(cut)?)));
             return finish(send(py, self, py.None().as_ptr()));
+        }
+        if is_cancel(py, kind)? {
+            this.interrupted.set(true);
         }
         let thrown = match (value, traceback) {
             (None, None) => inner.call_method1("throw", (kind,)),

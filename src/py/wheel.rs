@@ -291,6 +291,10 @@ impl Deadline {
             return Ok(());
         }
         match when {
+            // Later needs no lock: the wheel finds out when it comes by.
+            Some(due) if this.timer.is_active() && due >= this.when.load(Ordering::Relaxed) => {
+                this.timer.touch(due);
+            }
             Some(due) if this.timer.is_active() => this.timer.move_to(due),
             Some(due) => arm_strong(slf, &this.timer, due)?,
             None => {

@@ -171,14 +171,19 @@ impl Shard {
         if self.is_inherited() {
             return;
         }
-        let inner = &mut *lock(&self.inner);
+        let mut guard = lock(&self.inner);
+        let inner = &mut *guard;
         if entry.state.load(Ordering::Relaxed) & STATE != IDLE {
             inner.wheel.remove(&inner.slab, entry.index);
             entry.state.store(IDLE, Ordering::Release);
             inner.stats.armed -= 1;
             inner.stats.cancelled += 1;
         }
-        inner.slab.release(entry.index);
+        let shrunk = inner.slab.release(entry.index);
+        drop(guard);
+        if shrunk {
+            give_memory_back();
+        }
     }
 
     pub(super) fn arm(&self, entry: &Entry, due: u64, flags: u32) -> Result<(), Error> {
@@ -363,5 +368,16 @@ impl Shard {
                 visit(entry.payload.get());
             }
         }
+    }
+}
+
+/// Has the allocator return what it holds to the system. The chunks of a burst of timers lie below newer
+/// allocations, so glibc by itself would keep them.
+#[cold]
+fn give_memory_back() {
+    #[cfg(all(target_os = "linux", target_env = "gnu"))]
+    // SAFETY: looks at the allocator's own books only.
+    unsafe {
+        libc::malloc_trim(0);
     }
 }

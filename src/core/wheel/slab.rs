@@ -81,6 +81,8 @@ pub struct Slab {
     available: Vec<u32>,
     vacant: Vec<u32>,
     live: usize,
+    /// The most chunks at once since the memory allocator was last told to give memory back.
+    peak: usize,
 }
 
 impl Slab {
@@ -141,12 +143,13 @@ impl Slab {
         entry
     }
 
-    /// Takes an entry back. It must be in no slot.
-    pub fn release(&mut self, key: u32) {
+    /// Takes an entry back. It must be in no slot. True if so much memory has been given back since the
+    /// last time that it is worth telling the memory allocator.
+    pub fn release(&mut self, key: u32) -> bool {
         let id = key >> CHUNK_SHIFT;
         let chunk = &mut self.chunks[id as usize];
         let Some(entries) = chunk.entries.as_ref() else {
-            return;
+            return false;
         };
         let entry = &entries[(key & (CHUNK - 1)) as usize];
         debug_assert!(!entry.is_filed(), "released while filed");
@@ -160,7 +163,9 @@ impl Slab {
         }
         if chunk.live == 0 && self.available.len() > 1 {
             self.give_back(id);
+            return self.has_shrunk();
         }
+        false
     }
 
     /// Keys of all entries that have memory; the caller tells the live ones by their state.
@@ -169,6 +174,17 @@ impl Slab {
             .iter()
             .filter_map(|chunk| chunk.entries.as_ref())
             .flat_map(|e| e.iter())
+    }
+
+    fn has_shrunk(&mut self) -> bool {
+        const MANY: usize = 256;
+        let chunks = self.chunks.len() - self.vacant.len();
+        self.peak = self.peak.max(chunks);
+        let shrunk = self.peak >= MANY && chunks <= self.peak / 16;
+        if shrunk {
+            self.peak = chunks;
+        }
+        shrunk
     }
 
     fn add_chunk(&mut self) -> u32 {
@@ -190,6 +206,7 @@ impl Slab {
             self.chunks[id as usize] = chunk;
         }
         self.available.push(id);
+        self.peak = self.peak.max(self.chunks.len() - self.vacant.len());
         id
     }
 

@@ -70,6 +70,7 @@ impl PullBase {
             waiting: Ref::empty(),
             task: Ref::empty(),
             event_loop: Ref::empty(),
+            interrupted: Cell::new(false),
             cutting: Cell::new(false),
             plain: Cell::new(false),
             kept: UnsafeCell::new(Vec::new()),
@@ -234,6 +235,12 @@ impl PullBase {
     #[getter]
     fn _terminal(&self) -> bool {
         self.clocks.get().is_terminal()
+    }
+
+    /// Whether somebody else's cancel went down into the pull that is pending.
+    #[getter]
+    fn _interrupted(&self) -> bool {
+        self.interrupted.get()
     }
 
     #[getter]

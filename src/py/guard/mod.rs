@@ -67,6 +67,8 @@ pub(crate) struct PullBase {
     waiting: Ref,
     task: Ref,
     event_loop: Ref,
+    /// A cancel of somebody else's went down into the pull that is pending.
+    pub(in crate::py) interrupted: Cell<bool>,
     /// The task was cancelled by us: the `CancelledError` to come is ours.
     pub(in crate::py) cutting: Cell<bool>,
     /// Chunks are plain `str`, each its own text.
@@ -158,6 +160,7 @@ impl PullBase {
     pub(in crate::py) fn wake(&self, py: Python<'_>) -> u64 {
         let now = self.clock.now();
         self.suspended.set(false);
+        self.interrupted.set(false);
         let gap = self.update(|clocks| clocks.arrive(now));
         if self.chunks.get() > 0 {
             self.largest_gap.set(self.largest_gap.get().max(gap));
