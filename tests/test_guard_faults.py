@@ -645,7 +645,7 @@ async def test_data_wins_over_a_deadline_of_the_same_tick(clock, style, when):
         due = clock.time() + 1
         while clock._core.step(due):
             pass
-        drain(loop._stallwatch_bridge, loop)
+        drain(loop._stallwatch_manual_bridge, loop)
 
     rounds = 625
     for number in range(rounds):

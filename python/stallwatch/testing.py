@@ -156,10 +156,12 @@ class ManualClock:
         found = stop is not None and stop <= limit
         target = stop if stop is not None and found else limit
         self._core.step(target)
-        if self._core.now() < target:
-            # Seconds far from 0 are coarser than nanoseconds, and the way there may have rounded
-            # down.
-            self._core.step(math.nextafter(target, math.inf))
+        # Seconds far from 0 are coarser than nanoseconds, and the way there may have rounded down.
+        # A loop, moreover, takes its timers only once they lie before now and a nanosecond.
+        moment, beyond = target, 1e-9 if found and self._loops else 0.0
+        while self._core.now() < target or (beyond and self._core.now() + beyond <= target):
+            moment = math.nextafter(moment, math.inf)
+            self._core.step(moment)
         while (callback := self._core.next_callback()) is not None:
             callback()
         return found
