@@ -7,7 +7,7 @@
 
 use std::sync::atomic::{AtomicI32, AtomicPtr, Ordering};
 
-use pyo3::{ffi, intern, prelude::*, sync::PyOnceLock};
+use pyo3::{ffi, intern, prelude::*, sync::PyOnceLock, types::PyType};
 
 /// What 3.11 keeps in the thread's dictionary.
 #[repr(C)]
@@ -149,5 +149,15 @@ pub(crate) fn current_task<'py>(
             Ok((!task.is_none()).then_some(task))
         }
         Way::Table(table) => table.bind(py).get_item(event_loop),
+    }
+}
+
+/// Whether what is thrown (a class or an instance) is a `CancelledError`.
+pub(crate) fn is_cancel(py: Python<'_>, kind: &Bound<'_, PyAny>) -> PyResult<bool> {
+    static CANCELLED: PyOnceLock<Py<PyType>> = PyOnceLock::new();
+    let cancelled = CANCELLED.import(py, "asyncio.exceptions", "CancelledError")?;
+    match kind.cast::<PyType>() {
+        Ok(class) => class.is_subclass(cancelled),
+        Err(_) => kind.is_instance(cancelled),
     }
 }

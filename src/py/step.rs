@@ -15,6 +15,7 @@ use pyo3::{
 use super::{
     guard::PullBase,
     refs::Ref,
+    running::is_cancel,
     slots::{derive, entry, guard_of, iterator_of, own, slot},
 };
 
@@ -296,15 +297,6 @@ impl StepBase {
 
     fn __clear__(&self, py: Python<'_>) {
         self.release(py);
-    }
-}
-
-fn is_cancel(py: Python<'_>, kind: &Bound<'_, PyAny>) -> PyResult<bool> {
-    static CANCELLED: PyOnceLock<Py<PyType>> = PyOnceLock::new();
-    let cancelled = CANCELLED.import(py, "asyncio.exceptions", "CancelledError")?;
-    match kind.cast::<PyType>() {
-        Ok(class) => class.is_subclass(cancelled),
-        Err(_) => kind.is_instance(cancelled),
     }
 }
 
