@@ -1,4 +1,4 @@
-"""Cancels of the user's and of the guard's: who wins, what is left behind, and who else is disturbed."""
+"""Cancels of the user's and the guard's: who wins, what is left behind, who else is disturbed."""
 
 import asyncio
 import contextlib
@@ -46,7 +46,7 @@ def fire_now(clock: ManualClock, seconds: float) -> None:
 
 
 class Tracked:
-    """A source that awaits in one style before each chunk, and tidies up for some turns at the end."""
+    """A source that awaits in one style before each chunk, and tidies up at the end."""
 
     def __init__(self, style: str, *, chunks: int = 3, then_hang: bool = False) -> None:
         self.style = style
@@ -103,7 +103,7 @@ async def in_block(stream: Any, log: list[str]) -> None:
 @pytest.mark.parametrize("style", STYLES)
 @pytest.mark.parametrize("loop", LOOPS)
 def test_cancel_at_every_await(style, loop):
-    """X4: wherever a cancel lands, nothing is armed, the source is closed, the count is the user's."""
+    """X4: wherever a cancel lands, nothing is armed, the source closed, the count the user's."""
 
     async def main():
         ended = 0
@@ -238,7 +238,7 @@ async def test_a_cancel_that_was_swallowed_before_is_left_counted(clock):
 
 @on_manual_clock
 async def test_a_helper_task_that_ignores_every_cancel_is_reported(clock):
-    """Nothing can take a task away from a helper it waits for: so it is said, and no end is claimed."""
+    """Nothing takes a task away from a helper it waits for: it is said, and no end is claimed."""
 
     give_in: list[bool] = []
 
@@ -273,7 +273,7 @@ async def test_a_helper_task_that_ignores_every_cancel_is_reported(clock):
 @pytest.mark.parametrize("offset", range(-5, 6))
 @pytest.mark.parametrize("loop", LOOPS)
 def test_a_cancel_around_the_arrival_of_a_chunk_is_never_lost(offset, loop):
-    """Case 17: cancelled up to five turns before or after a chunk comes, the task ends cancelled."""
+    """Case 17: cancelled up to five turns around a chunk's arrival, the task ends cancelled."""
 
     async def main():
         queue: asyncio.Queue[str] = asyncio.Queue()
@@ -468,6 +468,7 @@ async def test_around_anyio_fail_after(clock, inner, expected):
                 async with anyio.create_task_group() as group:
                     group.start_soon(anyio.sleep_forever)
                     await anyio.sleep_forever()
+            raise StopAsyncIteration
 
     guarded = guard(Source(), idle=2)
     seen = await play(clock, guarded, upto=100)
@@ -505,7 +506,7 @@ async def test_inside_a_task_group_a_stall_ends_the_group(clock):
 @pytest.mark.parametrize("at", [1.0, 2.0])
 @on_manual_clock
 async def test_inside_a_task_group_that_fails(clock, at):
-    """A sibling's failure cancels the consumer: also at the moment of the deadline no stall is made."""
+    """A sibling's failure cancels the consumer: no stall is made of it, even at the deadline."""
     source = script("a", HANG)
 
     async def fail() -> None:
@@ -553,7 +554,7 @@ async def test_around_a_task_group(clock):
 
 @on_manual_clock
 async def test_wait_for_around_each_pull(clock):
-    """`wait_for(anext(guard))` may pull in another task each time; chunks and causes come through."""
+    """`wait_for(anext(guard))` may pull in other tasks; chunks and causes come through."""
     guarded = guard(script(0.5, "a", 0.5, "b", HANG), idle=2)
 
     async def body() -> list[str]:
@@ -606,7 +607,7 @@ async def consume_one(stream: Any) -> Any:
 
 @on_manual_clock
 async def test_closing_from_another_task(clock):
-    """`aclose()` while another task pulls ends that pull, without a cause and with nothing armed."""
+    """`aclose()` while another task pulls ends that pull, without a cause or anything armed."""
     before = wheel_stats().armed
 
     class Source:
@@ -663,7 +664,7 @@ async def test_a_cancel_while_entering_a_manager(clock):
 
 @pytest.mark.parametrize("loop", LOOPS)
 def test_a_cause_is_not_chained_to_our_own_cancel(loop):
-    """The `CancelledError` that carried the cut is not shown, nor taken for a cancel of the user's."""
+    """The `CancelledError` that carried the cut is not shown, nor taken for the user's."""
 
     async def main():
         seen = await consume(guard(script("a", HANG), idle=0.05))
