@@ -73,7 +73,7 @@ def test_exit_with_timers_due_around_it(ending: str) -> None:
 
 @pytest.mark.slow
 def test_exit_with_a_hundred_thousand_armed() -> None:
-    """Interpreter exit does not wait for what is armed. Real time; 0.05 s are aimed at, 1 s given."""
+    """Interpreter exit does not wait for what is armed. Real time: 0.05 s aimed at, 1 s given."""
     code, out, errors, _ = run_child("""
 import asyncio, sys, time
 from stallwatch import IdleTimer
