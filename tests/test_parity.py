@@ -117,9 +117,8 @@ def test_verdicts_of_rust_and_python() -> None:
 
 def test_flags_of_rust_and_python() -> None:
     """A chunk's flags have the same bits in the classifier and in the native pull."""
-    found = dict(
-        re.findall(r"(?m)^const (PROGRESS|TERMINAL): u32 = (\d+);", rust("py/guard/mod.rs"))
-    )
+    constant = r"(?m)^(?:pub\(in crate::py\) )?const (PROGRESS|TERMINAL): u32 = (\d+);"
+    found = dict(re.findall(constant, rust("py/guard/mod.rs")))
 
     assert {name: int(bit) for name, bit in found.items()} == {
         "PROGRESS": _chunks.PROGRESS,

@@ -9,40 +9,48 @@ from __future__ import annotations
 import socket
 from collections.abc import Callable
 from contextlib import suppress
-from typing import Any
+from typing import Any, Final
 
 __all__ = ["release_of"]
 
-_DEPTH = 4
-"""How many wrappers deep a socket is looked for: SDK stream, response, raw response, file."""
+_BELOW: Final = ("response", "raw", "fp", "_fp", "buffer", "_sock", "sock")
+"""Where wrappers keep what they wrap: an SDK's stream its response; requests what is urllib3's;
+urllib3 and http.client a file; a text file its buffer; a file a raw one; and that the socket."""
+
+_MOST: Final = 32
+"""How many objects are looked at: a mock has every attribute there is."""
 
 
-def release_of(source: Any, _depth: int = _DEPTH) -> Callable[[], object] | None:
-    """What wakes a reader of `source`, or None if nothing does.
+def release_of(source: Any) -> Callable[[], object] | None:
+    """What wakes a reader of `source`, or None if nothing does. Never raises.
 
     Knows sockets, SSL sockets and their files, responses of httpx, httpx2, requests, urllib3 and
     http.client, and SDK streams that have a `response` of one of these.
     """
-    if source is None or _depth == 0:
-        return None
-    if isinstance(source, socket.socket):
-        return _shutting_down(source)
-    # httpx and httpx2: a public extension, which a mock transport does not have.
-    extensions = getattr(source, "extensions", None)
-    if isinstance(extensions, dict):
-        network = extensions.get("network_stream")
-        get = getattr(network, "get_extra_info", None)
-        found = get("socket") if callable(get) else None
-        return _shutting_down(found) if isinstance(found, socket.socket) else None
-    # urllib3, from 2.3.
-    shutdown = getattr(source, "shutdown", None)
-    if callable(shutdown) and hasattr(source, "read"):
-        return shutdown  # type: ignore[no-any-return]
-    # An SDK's stream; requests; http.client's response and files made of sockets.
-    for name in ("response", "raw", "fp", "_sock"):
-        found = release_of(getattr(source, name, None), _depth - 1)
-        if found is not None:
-            return found
+    found = [source]
+    for one in found:
+        if isinstance(one, socket.socket):
+            return _shutting_down(one)
+        # httpx and httpx2: a public extension, which a mock transport does not have.
+        extensions = _get(one, "extensions")
+        if isinstance(extensions, dict):
+            below = [_socket_of(extensions.get("network_stream"))]
+        else:
+            below = [_get(one, name) for name in _BELOW]
+        found += [each for each in below if each is not None][: _MOST - len(found)]
+    return None
+
+
+def _socket_of(network: Any) -> Any:
+    with suppress(Exception):
+        return network.get_extra_info("socket")
+    return None
+
+
+def _get(source: Any, name: str) -> Any:
+    # A stranger's property may raise anything, and this is the dispatcher thread.
+    with suppress(Exception):
+        return getattr(source, name, None)
     return None
 
 

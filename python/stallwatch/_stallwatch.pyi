@@ -160,8 +160,14 @@ class PullBase:
     def _judge(self) -> tuple[int, int, float, float]:
         """Judges the clocks: what (0 wait, 1 warn, 2 fire), clock, measured, limit."""
 
-    def _warned(self, clock: int) -> None:
-        """Notes that a warning about this clock was given."""
+    def _warned(self, clock: int) -> bool:
+        """Notes that a warning about this clock is given; False if its reason has gone."""
+
+    def _claim(self, clock: int, verdict: object) -> bool:
+        """Has a verdict carried out if it still stands: keeps it as `_doom`, and cuts or refuses."""
+
+    def _hold(self) -> bool:
+        """Ends it; a pull that is pending is one to cut then, and the result True."""
 
     def _rearm(self) -> None:
         """Sets the timer to the next moment of interest."""

@@ -1,14 +1,23 @@
 """The clocks of a blocking stream, carried out. `guard_sync` makes one.
 
-The consumer's thread is in the source's read; the clocks are judged on the dispatcher thread. A
-fire there is reported, and the read released by shutting its socket down. The consumer then comes
-back with an error or an end, which `_cut` replaces by the cause.
+Three threads may be at work: the consumer's, which pulls and is in the source's read most of the
+time; the dispatcher, which judges the clocks and cuts; and any other that calls `close`.
+
+Ground rules. What decides is native and one step under the GIL: `_claim` (the dispatcher takes a
+pending pull for one to cut), `_hold` (so does `close`), and the slot, which asks at each return of
+the source whether its pull was taken. Of these the first wins, and whoever comes second sees it. A
+pull that was taken ends in `_back`, in the consumer's thread, and only there is the source closed.
+A read is released under `_releasing`, and only while it is still taken: `_back` waits for that, so
+that no socket is shut down which the consumer has given back to its pool. The transcript is read
+under `_reading`. No lock is held while events are delivered or anything is closed.
 """
 
 from __future__ import annotations
 
+import sys
+import threading
 from collections.abc import Callable
-from typing import TYPE_CHECKING, Any, Generic, TypeVar
+from typing import TYPE_CHECKING, Any, Final, Generic, TypeVar
 
 from stallwatch._abort import release_of
 from stallwatch._events import UnboundedWait, Unresponsive
@@ -18,11 +27,19 @@ from stallwatch._stallwatch import SyncPull
 from stallwatch._text import Transcript
 from stallwatch._watched import BUDGET, FIRE, FIRST, LINGER, Verdict, Watched, pull_arguments
 
+if TYPE_CHECKING:
+    from stallwatch._causes import StallError
+
 T = TypeVar("T")
+
+_GRACE: Final = 1.0
+"""Seconds within which a read that was released has to come back."""
 
 
 class SyncStreamGuard(Watched, SyncPull, Generic[T]):
     """A blocking stream with clocks: see `guard_sync`, which makes it."""
+
+    _doom: Verdict | None
 
     if TYPE_CHECKING:
 
@@ -59,6 +76,10 @@ class SyncStreamGuard(Watched, SyncPull, Generic[T]):
         self._abort = abort
         self._manager: Any = None
         self._entered = False
+        self._released = False
+        self._releasing = threading.Lock()
+        self._reading = threading.RLock()
+        self._shutting = threading.Lock()
         if not hasattr(type(stream), "__iter__"):
             if not hasattr(type(stream), "__enter__"):
                 raise TypeError(
@@ -69,10 +90,20 @@ class SyncStreamGuard(Watched, SyncPull, Generic[T]):
 
     # --- what users see ---
 
+    @property
+    def text(self) -> str:
+        """The text received so far."""
+        with self._reading:
+            return super().text
+
     def close(self) -> None:
-        """Closes the source, whatever it calls that, in the calling thread."""
-        self._finish()
-        self._close((None, None, None))
+        """Ends the iteration and closes the source, whatever it calls that.
+
+        From another thread, while a pull waits, closing would block or go unheard. Then the read is
+        released instead, and the thread that waits closes the source as it comes back; a read that
+        nothing can release is reported `Unresponsive`.
+        """
+        self._leave((None, None, None))
 
     def __enter__(self) -> SyncStreamGuard[T]:
         if self._manager is not None and not self._entered:
@@ -80,107 +111,193 @@ class SyncStreamGuard(Watched, SyncPull, Generic[T]):
         return self
 
     def __exit__(self, *details: Any) -> bool | None:
-        self._finish()
-        return self._close(details)
+        return self._leave(details)
 
-    # --- called by the native half ---
+    # --- called by the native half, in the consumer's thread ---
 
     def _begin(self) -> None:
         self._start_blocking()
         self._awake = self._sleeps.total()
         if self._limits.budget is not None:
             self._rearm()
-        if self._limits.first_chunk is None and self._limits.budget is None:
-            self._sink.emit(UnboundedWait(at=self._now(), stream=self._name))
-        if self._manager is not None and not self._entered:
-            self._enter()
-        if self._source is None:
-            self._set_iterator(iter(self._stream))
+        try:
+            if self._limits.first_chunk is None and self._limits.budget is None:
+                self._sink.emit(UnboundedWait(at=self._now(), stream=self._name))
+            if self._manager is None:
+                self._set_iterator(iter(self._stream))
+            elif not self._entered:
+                self._enter()
+        except BaseException:
+            self._finish()
+            raise
 
     def _refuse(self) -> None:
         verdict = self._doom
         self._finish()
-        self._close((None, None, None))
-        if verdict is not None:
-            raise self._blame(verdict)
+        self._shut_quietly()
+        if verdict is not None and not self._terminal:
+            raise self._blame(verdict) from None
 
-    def _cut(self, error: BaseException | None) -> None:
-        """The read that was released has come back."""
+    def _back(self, error: BaseException | None, came: bool) -> bool:
+        """The source has come back from a pull that was taken; says whether to deliver its chunk.
+
+        A chunk that was on its way is delivered, and the next pull refused. What a released read
+        gives may be a fragment, and is only kept as text; unless it is the end.
+        """
+        if self._releasing.acquire(timeout=_GRACE):
+            self._releasing.release()
         verdict = self._doom
+        if came and verdict is not None and (self._terminal or not self._released):
+            self._refuse_next()
+            return True
         self._finish()
-        self._close((None, None, None))
-        if verdict is not None and verdict.clock != LINGER:
+        self._shut_quietly()
+        if error is not None and not (isinstance(error, Exception) and (verdict or self._released)):
+            raise error  # an interrupt of the user's; or the source's own, and nobody has fired
+        if verdict is not None and not self._terminal:
             # The reader's error is our own doing, and says nothing.
             raise self._blame(verdict) from None
+        return False
+
+    def _classify(self, chunk: object) -> int:
+        with self._reading:
+            return super()._classify(chunk)
+
+    def _fold(self, chunks: list[object]) -> None:
+        with self._reading:
+            super()._fold(chunks)
+
+    def _blame(self, verdict: Verdict) -> StallError:
+        with self._reading:
+            return super()._blame(verdict)
 
     # --- on the dispatcher thread ---
 
+    def _on_due(self, due: float, decided: float, overslept: float) -> None:
+        try:
+            super()._on_due(due, decided, overslept)
+        except BaseException:
+            # An `on_event` that ends its thread does not end this one, so the clock goes on.
+            if not self._cutting:
+                self._rearm()
+            raise
+
     def _consider(self) -> None:
         what, clock, measured, limit = self._judge()
-        if self._ended or what != FIRE:
+        if what != FIRE:
             self._rearm()
             return
         verdict = Verdict(clock, measured, limit)
         if self._observe_only and clock != LINGER:
-            self._report(verdict, would=True)
             self._switch_off(clock) if clock in (FIRST, BUDGET) else self._forgive()
             self._rearm()
+            self._report(verdict, would=True)
             return
-        self._doom = verdict
-        self._cutting = True
-        if not self._pending:
-            # The chunk came first; only a budget outlives that.
-            self._cutting = False
-            if clock == BUDGET:
-                self._report(verdict)
-                self._refuse_next()
-            else:
-                self._doom = None
-                self._rearm()
+        if not self._claim(clock, verdict):
+            # The chunk came first.
+            self._rearm()
             return
-        self._report(verdict)
-        if not self._release():
-            self._sink.emit(
-                Unresponsive(at=self._now(), what="stream", name=self._name, waited=measured)
-            )
+        try:
+            self._report(verdict)
+        finally:
+            if self._cutting and not self._release():
+                self._unresponsive(measured)
 
     def _on_deaf(self) -> None:
-        """Nothing is set to look again once a read was released."""
+        self._unresponsive(_GRACE)
+
+    # --- releasing ---
 
     def _release(self) -> bool:
-        abort = self._abort
-        if not callable(abort):
-            found = release_of(abort)
-            for source in (self._stream, self._source):
-                found = found or release_of(source)
-            abort = found
+        """Releases the pending read. False if nothing does; if it works is seen later."""
+        abort = self._find_abort()
         if abort is None:
             return False
-        try:
-            abort()
-        except Exception:
-            return False
+        with self._releasing:
+            if not self._cutting:
+                return True  # it has come back by itself
+            self._released = True
+            try:
+                abort()
+            except Exception:
+                import logging
+
+                logging.getLogger("stallwatch").exception("the abort of a blocking stream raised")
+                self._released = False
+                return False
+        self._look_again(_GRACE)
         return True
+
+    def _find_abort(self) -> Callable[[], object] | None:
+        if callable(self._abort):
+            return self._abort  # type: ignore[no-any-return]
+        for source in (self._abort, self._stream, self._source):
+            found = release_of(source)
+            if found is not None:
+                return found
+        return None
+
+    def _unresponsive(self, waited: float) -> None:
+        self._sink.emit(Unresponsive(at=self._now(), what="stream", name=self._name, waited=waited))
 
     # --- opening and closing ---
 
-    def _enter(self) -> None:
-        self._entered = True
-        self._stream = self._manager.__enter__()
-        self._set_iterator(iter(self._stream))
+    def _leave(self, details: Any) -> bool | None:
+        pending = self._hold()
+        self._finish()
+        if not pending:
+            return self._shut(details)
+        if not self._release():
+            self._unresponsive(self._numbers()[8])
+        return None
 
-    def _close(self, details: Any) -> bool | None:
-        if self._closed:
-            return None
-        self._closed = True
+    def _enter(self) -> None:
+        stream = self._manager.__enter__()
+        with self._shutting:
+            self._entered, closed = True, self._closed
+        if closed:
+            # By another thread, which has found nothing to leave yet.
+            self._manager.__exit__(None, None, None)
+            return
+        try:
+            if not hasattr(type(stream), "__iter__"):
+                raise TypeError(
+                    f"{type(self._manager).__name__!r} yielded {type(stream).__name__!r}, which is "
+                    "not iterable: enter it yourself, and guard what iterates over it, with "
+                    "abort= for the rest"
+                )
+            self._stream = stream
+            self._set_iterator(iter(stream))
+        except BaseException:
+            self._finish()
+            with self._shutting:
+                closed, self._closed = self._closed, True
+            if not closed:
+                self._manager.__exit__(*sys.exc_info())
+            raise
+
+    def _shut(self, details: Any) -> bool | None:
+        """Closes whatever is there to close, once. Raises what went wrong after the last of it."""
+        with self._shutting:
+            if self._closed:
+                return None
+            self._closed, entered = True, self._entered
+        trouble: Exception | None = None
         for one in (self._source, self._stream if self._stream is not self._source else None):
             close: Callable[[], object] | None = getattr(one, "close", None)
             if callable(close):
                 try:
                     close()
-                except ValueError:
-                    # A generator that another thread is in: it is not ours to close.
-                    continue
-        if self._entered:
-            return bool(self._manager.__exit__(*details))
-        return None
+                except Exception as error:
+                    trouble = error
+        result = bool(self._manager.__exit__(*details)) if entered else None
+        if trouble is not None:
+            raise trouble
+        return result
+
+    def _shut_quietly(self) -> None:
+        """As `_shut`, for a source that we have cut: what it says to that does not matter."""
+        try:
+            self._shut((None, None, None))
+        except Exception:
+            return

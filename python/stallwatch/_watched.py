@@ -225,8 +225,7 @@ class Watched(_Native):
         if what == FIRE:
             self._consider()
             return
-        if what == WARN:
-            self._warned(clock)
+        if what == WARN and self._warned(clock):
             self._sink.emit(
                 StreamSlow(
                     at=self._now(),

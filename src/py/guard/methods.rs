@@ -2,7 +2,7 @@
 
 use std::cell::{Cell, OnceCell, UnsafeCell};
 
-use pyo3::{PyTraverseError, PyVisit, prelude::*, types::PyList};
+use pyo3::{PyTraverseError, PyVisit, intern, prelude::*, types::PyList};
 
 use super::{Next, PullBase};
 use crate::{
@@ -143,9 +143,43 @@ impl PullBase {
         }
     }
 
-    /// Notes that a warning about this clock was given.
-    fn _warned(&self, clock: u8) {
-        self.update(|clocks| clocks.warn(kind(clock)));
+    /// Notes that a warning about this clock is given. False if there is nothing to warn of any more.
+    fn _warned(&self, clock: u8) -> bool {
+        let over = matches!(self.clocks.get().judge(self.clock.now()), Verdict::Wait(_));
+        if !over {
+            self.update(|clocks| clocks.warn(kind(clock)));
+        }
+        !over
+    }
+
+    /// Judges once more, and if this clock has still run out, has the verdict carried out: kept as
+    /// `_doom`, and the pull that is pending taken for one to cut, or else the next one refused. In one
+    /// step, so that the thread which pulls cannot come in between.
+    fn _claim(slf: &Bound<'_, Self>, clock: u8, verdict: &Bound<'_, PyAny>) -> PyResult<bool> {
+        let this = slf.get();
+        let found = this.clocks.get().judge(this.clock.now());
+        let stands = this.next.get() == Next::Source
+            && !this.cutting.get()
+            && matches!(found, Verdict::Fire(kind, ..) if kind as u8 == clock);
+        if stands {
+            slf.setattr(intern!(slf.py(), "_doom"), verdict)?;
+            if this.suspended.get() {
+                this.cutting.set(true);
+            } else {
+                this.next.set(Next::Refuse);
+            }
+        }
+        Ok(stands)
+    }
+
+    /// Ends it as `_end` does. If a pull is pending, it is one to cut now, and the result is true.
+    fn _hold(&self) -> bool {
+        let pending = self.suspended.get();
+        if pending {
+            self.cutting.set(true);
+        }
+        self._end();
+        pending
     }
 
     /// Sets the timer to the next moment of interest.

@@ -28,7 +28,7 @@ use crate::core::{
 };
 
 /// Flags of a chunk, as `stallwatch._chunks` gives them.
-const PROGRESS: u32 = 1;
+pub(in crate::py) const PROGRESS: u32 = 1;
 const TERMINAL: u32 = 2;
 
 /// Chunks kept before they are folded into text.
@@ -100,7 +100,8 @@ impl PullBase {
         let Some(timer) = self.timer.get() else {
             return Ok(());
         };
-        if due == OFF {
+        // Whatever a pull or the watcher's thread still does after the end sets nothing any more.
+        if due == OFF || matches!(self.next.get(), Next::Refuse | Next::Ended) {
             if self.armed.get() {
                 timer.pause(0);
             }
@@ -150,10 +151,20 @@ impl PullBase {
 
     /// A blocking pull begins: its clocks run.
     pub(in crate::py) fn block(&self) -> PyResult<()> {
-        self.suspended.set(true);
         let now = self.clock.now();
         let due = self.update(|clocks| clocks.pull(now));
-        self.set_due(due)
+        if let Err(error) = self.set_due(due) {
+            // After a fork, or at the interpreter's exit.
+            self.update(|clocks| clocks.arrive(now));
+            return Err(error);
+        }
+        self.suspended.set(true);
+        Ok(())
+    }
+
+    /// Nothing is to be timed until the next pull.
+    pub(in crate::py) fn rest(&self) {
+        let _ = self.set_due(OFF);
     }
 
     /// The wait is over: all clocks but the budget stand still.
@@ -175,21 +186,48 @@ impl PullBase {
     /// A chunk came.
     #[inline]
     pub(in crate::py) fn accept(&self, object: &Bound<'_, PyAny>, chunk: &Bound<'_, PyAny>) {
-        let now = if self.suspended.get() {
-            let now = self.wake(chunk.py());
-            self.heard_at.set(now);
-            now
-        } else {
-            0
+        let now = self.hear(chunk.py());
+        let flags = match self.plain_flags(chunk) {
+            Some(flags) => flags,
+            None => Self::ask(object, chunk),
         };
+        let (first, full) = self.note(chunk, flags, now);
+        if first {
+            self.first(object, now);
+        }
+        if full {
+            self.fold(object);
+        }
+    }
+
+    /// The wait for a chunk is over. The moment, or 0 if there was no wait.
+    #[inline]
+    pub(in crate::py) fn hear(&self, py: Python<'_>) -> u64 {
+        if !self.suspended.get() {
+            return 0;
+        }
+        let now = self.wake(py);
+        self.heard_at.set(now);
+        now
+    }
+
+    /// The flags of a chunk nobody has to be asked about.
+    #[inline]
+    pub(in crate::py) fn plain_flags(&self, chunk: &Bound<'_, PyAny>) -> Option<u32> {
         // SAFETY: `chunk` is alive.
         let plain = self.plain.get() && unsafe { ffi::PyUnicode_CheckExact(chunk.as_ptr()) } != 0;
-        let flags = if plain {
-            // SAFETY: it is a `str`.
-            u32::from(unsafe { ffi::PyUnicode_GetLength(chunk.as_ptr()) } > 0)
-        } else {
-            Self::ask(object, chunk)
-        };
+        // SAFETY: it is a `str`.
+        plain.then(|| u32::from(unsafe { ffi::PyUnicode_GetLength(chunk.as_ptr()) } > 0))
+    }
+
+    /// Takes note of a chunk. Whether it is the first progress, and whether kept chunks are to be folded.
+    #[inline]
+    pub(in crate::py) fn note(
+        &self,
+        chunk: &Bound<'_, PyAny>,
+        flags: u32,
+        now: u64,
+    ) -> (bool, bool) {
         self.chunks.set(self.chunks.get() + 1);
         let progress = flags & PROGRESS != 0;
         if progress {
@@ -208,22 +246,21 @@ impl PullBase {
         // SAFETY: no code runs between here and the end of the push.
         let kept = unsafe { &mut *self.kept.get() };
         kept.push(chunk.clone().unbind());
-        let full = kept.len() >= KEEP;
-        if progress && self.progress.get() == 1 {
-            self.first(object, now);
-        }
-        if full {
-            self.fold(object);
-        }
+        (progress && self.progress.get() == 1, kept.len() >= KEEP)
     }
 
     #[cold]
     fn first(&self, object: &Bound<'_, PyAny>, now: u64) {
+        Self::tell(object, "_first", (self.note_first(now),));
+    }
+
+    /// The first progress. Its moment, in seconds.
+    pub(in crate::py) fn note_first(&self, now: u64) -> f64 {
         let now = if now == 0 { self.clock.now() } else { now };
         self.first_at.set(now);
         self.progress_at.set(now);
         self.heard_at.set(now);
-        Self::tell(object, "_first", (secs(now),));
+        secs(now)
     }
 
     #[cold]
@@ -233,7 +270,7 @@ impl PullBase {
         }
     }
 
-    fn take_kept<'py>(&self, py: Python<'py>) -> PyResult<Bound<'py, PyList>> {
+    pub(in crate::py) fn take_kept<'py>(&self, py: Python<'py>) -> PyResult<Bound<'py, PyList>> {
         // SAFETY: no code runs while the reference is out.
         let kept = std::mem::take(unsafe { &mut *self.kept.get() });
         PyList::new(py, kept)
