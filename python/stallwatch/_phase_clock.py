@@ -13,7 +13,7 @@ from stallwatch._limits import Limits, PhaseLimits
 from stallwatch._phase_state import PhaseState
 from stallwatch._phases import Phase
 from stallwatch._sink import EventSink
-from stallwatch._stallwatch import Alarm
+from stallwatch._stallwatch import Alarm, frozen_until
 from stallwatch._suspend import Sleeps
 from stallwatch._tracker import PhaseTracker
 
@@ -228,7 +228,9 @@ class PhaseClock:
             self._awake += slept
             self._forgive(state)
             return True
-        if overslept and self._excused_seq != state.seq:
+        # The timer thread overslept by now, or at an earlier look within this silence.
+        unseen = overslept > 0 or frozen_until() > now - self._idle(state)
+        if unseen and self._excused_seq != state.seq:
             self._excused_seq = state.seq
             self._forgive(state)
             self._sink.emit(ObserverStalled(at=now, lateness=overslept, clock="hard_idle"))

@@ -51,6 +51,8 @@ struct Inner {
     passes: AtomicU64,
     panics: AtomicU64,
     frozen_until: AtomicU64,
+    /// When the driver was last called to come at once and has not come yet; 0 for never.
+    called: AtomicU64,
     thread: Mutex<Option<thread::JoinHandle<()>>>,
 }
 
@@ -66,6 +68,7 @@ impl Default for Inner {
             passes: AtomicU64::new(0),
             panics: AtomicU64::new(0),
             frozen_until: AtomicU64::new(0),
+            called: AtomicU64::new(0),
             thread: Mutex::new(None),
         }
     }
@@ -101,6 +104,7 @@ impl Overseer for Driver {
     fn poke(&self, when: u64) {
         see_each_other();
         if when < self.0.sleeping_until.load(Ordering::SeqCst) {
+            self.call();
             self.0.parker.unpark();
         }
     }
@@ -153,11 +157,21 @@ impl Driver {
         }
     }
 
+    /// Notes that it is expected from now on.
+    fn call(&self) {
+        let now = monotonic();
+        let _ = self
+            .0
+            .called
+            .compare_exchange(0, now, Ordering::SeqCst, Ordering::SeqCst);
+    }
+
     #[cold]
     fn start(&self) -> Result<(), Error> {
         let mut slot = lock(&self.0.thread);
         let this = self.clone();
         if self.0.running.load(Ordering::SeqCst) == 0 && !cfg!(loom) {
+            self.call();
             let thread = thread::Builder::new()
                 .name("stallwatch".to_owned())
                 .spawn(move || this.run())
@@ -230,6 +244,8 @@ impl Driver {
     /// Publishes that it will sleep until `until`; false if some shard cannot wait that long.
     pub fn prepare_sleep(&self, until: u64) -> bool {
         let gate = self.enter();
+        // A call that comes after this is followed by an unpark, so it is answered at once.
+        self.0.called.store(0, Ordering::SeqCst);
         self.0.sleeping_until.store(until, Ordering::SeqCst);
         see_each_other();
         let earliest = lock(&self.0.shards)
@@ -276,7 +292,10 @@ impl Driver {
         let now = Clock::Real.now();
         self.0.heartbeat.store(now, Ordering::SeqCst);
         self.0.passes.fetch_add(1, Ordering::SeqCst);
-        let overslept = now.saturating_sub(planned);
+        // Late for its own plan, or for a call: then it did not run, and neither did the process.
+        let called = self.0.called.swap(0, Ordering::SeqCst);
+        let called = if called == 0 { now } else { called };
+        let overslept = now.saturating_sub(planned.min(called));
         let frozen = overslept > FROZEN;
         if frozen {
             self.0.frozen_until.store(now, Ordering::SeqCst);
