@@ -164,7 +164,7 @@ class PullBase:
         """Notes that a warning about this clock is given; False if its reason has gone."""
 
     def _claim(self, clock: int, verdict: object) -> bool:
-        """Has a verdict carried out if it still stands: keeps it as `_doom`, and cuts or refuses."""
+        """Has a verdict carried out if it still stands: kept as `_doom`, then cut or refused."""
 
     def _hold(self) -> bool:
         """Ends it; a pull that is pending is one to cut then, and the result True."""
