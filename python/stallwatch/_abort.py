@@ -13,9 +13,10 @@ from typing import Any, Final
 
 __all__ = ["release_of"]
 
-_BELOW: Final = ("response", "raw", "fp", "_fp", "buffer", "_sock", "sock")
-"""Where wrappers keep what they wrap: an SDK's stream its response; requests what is urllib3's;
-urllib3 and http.client a file; a text file its buffer; a file a raw one; and that the socket."""
+_BELOW: Final = ("response", "_response", "raw", "fp", "_fp", "buffer", "_sock", "sock")
+"""Where wrappers keep what they wrap: an SDK's stream its response (OpenAI's `stream()` has no
+public name for it); requests what is urllib3's; urllib3 and http.client a file; a text file its
+buffer; a file a raw one; and that the socket."""
 
 _MOST: Final = 32
 """How many objects are looked at: a mock has every attribute there is."""
