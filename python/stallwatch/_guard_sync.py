@@ -38,10 +38,10 @@ def guard_sync(
     """Put clocks around a blocking stream: `guard` for plain threads, with the same clocks.
 
     A blocking read cannot be cancelled. When a clock fires, the watcher's thread reports it and
-    calls `abort`, which has to make the read return; the consumer's thread then raises the typed
-    cause in place of whatever the read came back with. Events come on the watcher's thread. If
-    nothing can release the read, it is reported `Unresponsive`, and the cause is raised when the
-    source comes back by itself.
+    calls `abort`, which has to make the read return; the consumer's thread then closes the source
+    and raises the typed cause in place of whatever the read came back with. If nothing can release
+    the read, it is reported `Unresponsive`, and the cause is raised when the source comes back by
+    itself. `close()` may be called from any thread.
 
     Args:
         stream: An iterable, or a context manager that yields one. Entering the latter is not
@@ -55,10 +55,11 @@ def guard_sync(
         is_terminal: As of `guard`.
         text_of: As of `guard`.
         abort: What releases a blocked read: a callable without arguments, which must not block; or
-            an object to find a socket in, such as the response behind a generator like
-            `response.iter_lines()`. By default the stream itself is looked through: sockets,
-            responses of httpx, requests, urllib3 and http.client, streams of SDKs.
-        on_event: A callable, or a list of them, for the events.
+            an object to find a socket in. By default the stream itself is looked through: files
+            of sockets, responses of requests, urllib3 and http.client, streams of SDKs. A generator
+            hides what it reads: `guard_sync(response.iter_lines(), abort=response)`.
+        on_event: A callable, or a list of them, for the events. Those of clocks come on the
+            watcher's thread, which serves all blocking streams: it must not be held up.
         name: Shown in events and causes.
 
     Raises:
