@@ -25,6 +25,9 @@ __all__ = ["ManualClock"]
 _START: Final = 1_000_000.0
 """Where a manual clock stands at first: far from 0, so that nothing works by accident."""
 
+_LOOK: Final = 0.005
+"""Seconds of real time that loops other than asyncio's own get to see what is due."""
+
 _SETTLE: Final = 64
 """Turns an event loop gets at most, at each moment at which something was due."""
 
@@ -142,6 +145,10 @@ class ManualClock:
             await asyncio.sleep(0)
             if ready is not None and not ready:
                 return
+        if ready is None:
+            # A loop that does not say what is ready, nor when it looks at its descriptors: in real
+            # time it surely does.
+            await asyncio.sleep(_LOOK)
 
     def _next_stop(self) -> float | None:
         stops = [self._core.next_stop()]
