@@ -310,12 +310,13 @@ def test_callbacks_that_end_the_loop(kind: type[BaseException]) -> None:
         raise kind
 
     async def arm() -> None:
-        now = time.monotonic()
+        # Due once the loop runs for the second time, and not while it still makes them.
+        now = time.monotonic() + 0.1
         for number in range(5):
             Deadline(now, bad if number == 2 else lambda n=number: fired.append(n))
 
     async def rest() -> None:
-        await asyncio.sleep(0.3)
+        await asyncio.sleep(0.4)
 
     loop.run_until_complete(arm())
     with pytest.raises(kind):
