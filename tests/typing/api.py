@@ -5,7 +5,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Iterator
 from contextlib import asynccontextmanager
 from datetime import timedelta
 from typing import Any, assert_type
@@ -28,12 +28,14 @@ from stallwatch import (
     Status,
     StreamGuard,
     StreamStats,
+    SyncStreamGuard,
     Turn,
     UserCancelled,
     Watchdog,
     WheelStats,
     cause_of,
     guard,
+    guard_sync,
     is_retryable,
     run_turn,
     wheel_stats,
@@ -71,6 +73,14 @@ async def guards_keep_the_type_of_chunks() -> None:
     async for chunk in guard(response(), budget=timedelta(minutes=5), first_chunk=None):
         assert_type(chunk, Chunk)
     guard([1, 2, 3])  # type: ignore[arg-type]
+
+
+def blocking_guards_keep_the_type_of_chunks(lines: Iterator[str]) -> None:
+    with guard_sync(lines, idle=30) as stream:
+        assert_type(stream, SyncStreamGuard[str])
+        for line in stream:
+            assert_type(line, str)
+    assert_type(stream.stats, StreamStats)
 
 
 async def turns(turn: Turn) -> int:
