@@ -1077,19 +1077,24 @@ def test_the_counters_add_up() -> None:
 
 
 def test_rearmed_counts_lazy_filings() -> None:
-    """A touched timer is filed anew when the wheel comes by, which is counted."""
+    """A touched timer is filed anew when the wheel comes by, not at each touch; that is counted."""
     before = wheel_stats().rearmed
 
-    async def main() -> None:
-        timer = IdleTimer(0.02, nothing)
-        for _ in range(5):
-            await asyncio.sleep(0.01)
+    async def main() -> int:
+        timer = IdleTimer(0.5, nothing)
+        touches = 0
+        while wheel_stats().rearmed == before and touches < 1000:
+            await asyncio.sleep(0.005)
             timer.touch()
+            touches += 1
         timer.cancel()
+        return touches
 
-    asyncio.run(main())
+    touches = asyncio.run(main())
 
-    assert 1 <= wheel_stats().rearmed - before <= 5
+    # Headroom: about 100 touches pass before the wheel comes by once; timers that other tests
+    # left behind may add a few of their own.
+    assert 1 <= wheel_stats().rearmed - before < touches
 
 
 def test_heartbeat_is_a_moment_of_the_monotonic_clock() -> None:
