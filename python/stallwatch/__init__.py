@@ -17,6 +17,8 @@ if TYPE_CHECKING:
     from stallwatch import faults as faults
     from stallwatch import testing as testing
     from stallwatch import wheel as wheel
+    from stallwatch._allowance import remaining
+    from stallwatch._budget import Budget, budget
     from stallwatch._causes import (
         ChildIdleError,
         FirstChunkError,
@@ -69,6 +71,7 @@ if TYPE_CHECKING:
     __version__: str
 
 __all__ = [
+    "Budget",
     "BudgetExceeded",
     "ChildIdle",
     "ChildIdleError",
@@ -117,17 +120,21 @@ __all__ = [
     "UserCancelled",
     "Watchdog",
     "WheelStats",
+    "budget",
     "cause_of",
     "giveup_if_stalled",
     "guard",
     "guard_sync",
     "is_retryable",
+    "remaining",
     "retry_unless_stalled",
     "run_turn",
     "wheel_stats",
 ]
 
 _WHERE = {
+    "_allowance": "remaining",
+    "_budget": "Budget budget",
     "_causes": (
         "ChildIdleError FirstChunkError HardIdleError PhaseViolationError StallError "
         "StreamBudgetError StreamIdleError StreamProgressError ToolDeadlineError TurnBudgetError "

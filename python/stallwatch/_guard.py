@@ -6,6 +6,8 @@ from collections.abc import AsyncIterable, Callable
 from contextlib import AbstractAsyncContextManager
 from typing import TYPE_CHECKING, Literal, TypeVar
 
+from stallwatch._allowance import SPENT, allowance
+from stallwatch._cancels import running_task
 from stallwatch._limits import StreamLimits
 from stallwatch._seconds import Default, Unset
 from stallwatch._sink import EventSink, OnEvent
@@ -86,6 +88,10 @@ def guard(
     limits = StreamLimits(
         first_chunk=first_chunk, idle=idle, warn=warn, progress_idle=progress_idle, budget=budget
     )
+    found = allowance()
+    if found is not None and found.task is not running_task():
+        # The block that has the budget cannot reach this task: the stream looks after it by itself.
+        limits = limits.within(max(SPENT, found.left()))
     transcript = Transcript(is_progress=is_progress, is_terminal=is_terminal, text_of=text_of)
     return StreamGuard(stream, limits, sink=EventSink(on_event), transcript=transcript, name=name)
 

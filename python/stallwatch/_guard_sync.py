@@ -6,6 +6,7 @@ from collections.abc import Callable, Iterable
 from contextlib import AbstractContextManager
 from typing import TYPE_CHECKING, Any, Literal, TypeVar
 
+from stallwatch._allowance import SPENT, allowance
 from stallwatch._limits import StreamLimits
 from stallwatch._seconds import Default, Unset
 from stallwatch._sink import EventSink, OnEvent
@@ -69,6 +70,9 @@ def guard_sync(
     limits = StreamLimits(
         first_chunk=first_chunk, idle=idle, warn=warn, progress_idle=progress_idle, budget=budget
     )
+    found = allowance()
+    if found is not None:  # nothing else could release a blocking read
+        limits = limits.within(max(SPENT, found.left()))
     transcript = Transcript(is_progress=is_progress, is_terminal=is_terminal, text_of=text_of)
     return SyncStreamGuard(
         stream,

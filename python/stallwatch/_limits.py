@@ -3,6 +3,7 @@
 import math
 import os
 from collections.abc import Mapping
+from copy import copy
 from dataclasses import dataclass, field, fields
 from typing import TYPE_CHECKING, Any, Final, Literal, NoReturn, Self
 
@@ -109,6 +110,13 @@ class StreamLimits:
         normalise(self, ("first_chunk", "idle", "warn", "progress_idle", "budget"))
         for name in ("first_chunk", "idle", "progress_idle"):
             fit(self, name, "budget")
+
+    def within(self, seconds: float) -> Self:
+        """The same with a lower budget, which nobody gave: what it puts out of reach may stay."""
+        same = copy(self)
+        if self.budget is None or seconds < self.budget:
+            object.__setattr__(same, "budget", seconds)
+        return same
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

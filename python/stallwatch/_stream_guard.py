@@ -16,6 +16,7 @@ from asyncio.exceptions import CancelledError
 from collections.abc import Awaitable, Callable, Mapping
 from typing import TYPE_CHECKING, Any, Final, Generic, TypeVar, cast
 
+from stallwatch._allowance import allowance
 from stallwatch._close import Grace, Outcome, closer_of, run, throw_into
 from stallwatch._events import UnboundedWait, Unresponsive
 from stallwatch._limits import StreamLimits
@@ -120,6 +121,9 @@ class StreamGuard(Watched, Pull, Generic[T]):
     def _begin(self) -> Any:
         self._start()
         self._awake = self._sleeps.total()
+        found = allowance()
+        if found is not None:
+            found.stream = self  # whose text is that of a cut block
         if self._limits.budget is not None:
             self._rearm()  # it runs even if no pull ever has to wait
         if self._limits.first_chunk is None and self._limits.budget is None:

@@ -9,6 +9,7 @@ from contextlib import AbstractAsyncContextManager, suppress
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any, Literal, Self, TypeVar
 
+from stallwatch._allowance import Share
 from stallwatch._cancels import Cancels, is_fatal, patience, running_loop, running_task
 from stallwatch._causes import PhaseViolationError, StallError, UserCancelled
 from stallwatch._events import LateResult, Settled, Unresponsive
@@ -45,8 +46,8 @@ class Turn:
     - soft and hard idle run while the loop is in a phase that counts as idle; every `enter` resets
       them; soft is one `SoftIdle` event per phase instance, hard a `HardIdle` event and then
       `HardIdleError`.
-    - `turn_budget` runs from the start to the end and is reset by nothing; it fires as a
-      `BudgetExceeded` event and then `TurnBudgetError`.
+    - `turn_budget`, or what is left of a `budget(...)` around it, runs from the start to the end
+      and is reset by nothing; it fires as a `BudgetExceeded` event and then `TurnBudgetError`.
     - each `turn.stream(...)` has the clocks of `guard`.
 
     A clock that fires cancels the task of the body; at its exit the block raises the typed cause in
@@ -95,6 +96,7 @@ class Turn:
         self._settling: Settling | None = None
         self._clock: PhaseClock | None = None
         self._budget: TurnBudget | None = None
+        self._share: Share | None = None
         self._ending = False
         self._gave_up: Callable[[], object] | None = None
         self._borrowed = 0
@@ -265,7 +267,16 @@ class Turn:
         self._cancels = Cancels(task)
         self._settling = Settling(self.limits.cleanup, self._on_again, self._on_cleanup)
         self._borrowed = self.tracker.depth
-        self._budget = TurnBudget(self.limits, self._sink, self._sleeps, self._stop, self._named)
+        passive = self.limits.observe_only
+        self._share = Share(self.limits.turn_budget, task, passive=passive)
+        self._budget = TurnBudget(
+            self._share.limit,
+            self._sink,
+            self._sleeps,
+            self._stop,
+            self._named,
+            observe_only=passive,
+        )
         self._clock = PhaseClock(
             self.tracker,
             self.limits,
@@ -333,6 +344,8 @@ class Turn:
             self._clock.close()
         if self._budget is not None:
             self._budget.close()
+        if self._share is not None:
+            self._share.end()
 
     def _end(self, error: BaseException | None, *, outside: bool) -> None:
         """Writes the outcome, once."""

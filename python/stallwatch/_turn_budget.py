@@ -8,7 +8,6 @@ from typing import Any
 from stallwatch._cancels import running_loop
 from stallwatch._causes import TurnBudgetError
 from stallwatch._events import BudgetExceeded, ObserverStalled
-from stallwatch._limits import Limits
 from stallwatch._phase_clock import CHANCE, HOPS, LATE, RETRY
 from stallwatch._sink import EventSink
 from stallwatch._stallwatch import Alarm
@@ -25,11 +24,14 @@ class TurnBudget:
     was held up does, but what is queued then gets its chance first.
 
     Args:
-        limits: `turn_budget` and `observe_only`.
+        limit: Seconds; None: it only measures.
         sink: Where events go.
         sleeps: Shared with the turn's other clocks.
         fire: As of `PhaseClock`.
         fields: What the cause says besides, asked when it fires.
+        owner: Whose budget it is, for the event.
+        observe_only: Report it, and offer nothing.
+        hops: Turns of the loop that a body which is about to end gets to do so.
     """
 
     __slots__ = (
@@ -39,10 +41,12 @@ class TurnBudget:
         "_fields",
         "_fire",
         "_given_chance",
+        "_hops",
         "_limit",
         "_observe_only",
         "_open",
         "_owed",
+        "_owner",
         "_sink",
         "_sleeps",
         "_started",
@@ -50,18 +54,24 @@ class TurnBudget:
 
     def __init__(
         self,
-        limits: Limits,
+        limit: float | None,
         sink: EventSink,
         sleeps: Sleeps,
         fire: Callable[[TurnBudgetError, float], bool],
         fields: Callable[[], Mapping[str, Any]],
+        *,
+        owner: str = "turn",
+        observe_only: bool = False,
+        hops: int = HOPS,
     ) -> None:
-        self._limit = limits.turn_budget
-        self._observe_only = limits.observe_only
+        self._limit = limit
+        self._observe_only = observe_only
         self._sink = sink
         self._sleeps = sleeps
         self._fire = fire
         self._fields = fields
+        self._owner = owner
+        self._hops = hops
         self._given_chance = False
         self._owed: TurnBudgetError | None = None
         self._open = True
@@ -97,7 +107,7 @@ class TurnBudget:
             self._alarm.set(now + CHANCE)
             self._sink.emit(ObserverStalled(at=now, lateness=late, clock="turn_budget"))
             return
-        self._consider(self._limit, HOPS)
+        self._consider(self._limit, self._hops)
 
     def _consider(self, limit: float, hops: int) -> None:
         """A turn that is about to end may do so first."""
@@ -112,7 +122,7 @@ class TurnBudget:
         self._sink.emit(
             BudgetExceeded(
                 at=self.now(),
-                owner="turn",
+                owner=self._owner,
                 elapsed=elapsed,
                 limit=limit,
                 lateness=late,
