@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Literal, TypeVar
 from stallwatch._allowance import SPENT, allowance
 from stallwatch._cancels import running_task
 from stallwatch._limits import StreamLimits
+from stallwatch._opening import Unopened
 from stallwatch._seconds import Default, Unset
 from stallwatch._sink import EventSink, OnEvent
 from stallwatch._stream_guard import StreamGuard
@@ -23,7 +24,7 @@ __all__ = ["StreamGuard", "guard"]
 
 
 def guard(
-    stream: AsyncIterable[T] | AbstractAsyncContextManager[AsyncIterable[T]],
+    stream: AsyncIterable[T] | AbstractAsyncContextManager[AsyncIterable[T]] | Unopened[T],
     *,
     first_chunk: Given = Default(300.0),
     idle: Given = Default(90.0),
@@ -54,8 +55,10 @@ def guard(
     `Limits`.
 
     Args:
-        stream: An asynchronous iterable, or an asynchronous context manager that yields one.
-            Waiting to enter the latter is bounded by `first_chunk` too.
+        stream: An asynchronous iterable, or an asynchronous context manager that yields one; or an
+            awaitable that gives one, such as the call of an SDK without its `await`, or a function
+            that makes one of these when the guard is entered or first pulled from. Waiting to
+            enter, or for the awaitable, is bounded by `first_chunk` too.
         first_chunk: Runs from the first pull until the first chunk that counts as progress, which
             disarms it for good. Fires as `FirstChunkError`. Not affected by chunks that are no
             progress. Until it is disarmed, `idle` and `progress_idle` do not run.
@@ -78,7 +81,7 @@ def guard(
 
     Raises:
         ValueError: for a limit of 0 or less, NaN, or two given limits of which one can never fire.
-        TypeError: if `stream` is neither iterable nor a context manager.
+        TypeError: if `stream` is none of these.
 
     Example:
         >>> async def answer(chunks):

@@ -19,7 +19,9 @@ from typing import TYPE_CHECKING, Any, Final, Generic, TypeVar, cast
 from stallwatch._allowance import allowance
 from stallwatch._close import Grace, Outcome, closer_of, run, throw_into
 from stallwatch._events import UnboundedWait, Unresponsive
+from stallwatch._helpers import Texts, has_texts, is_reader, reader
 from stallwatch._limits import StreamLimits
+from stallwatch._opening import Opening
 from stallwatch._sink import EventSink
 from stallwatch._stallwatch import Pull
 from stallwatch._suspend import Sleeps
@@ -80,13 +82,23 @@ class StreamGuard(Watched, Pull, Generic[T]):
         self._gave_way = False
         if not hasattr(type(stream), "__aiter__"):
             if not hasattr(type(stream), "__aenter__"):
-                raise TypeError(
-                    "guard() takes an asynchronous iterable, or an asynchronous context manager "
-                    f"that yields one, not {type(stream).__name__!r}"
-                )
+                if not Opening.fits(stream):
+                    raise TypeError(
+                        "guard() takes an asynchronous iterable, an asynchronous context manager "
+                        "that yields one, or an awaitable or a function that gives one of these, "
+                        f"not {type(stream).__name__!r}"
+                    )
+                stream = self._stream = Opening(stream)
             self._manager = stream
 
     # --- what users see ---
+
+    def __getattr__(self, name: str) -> Any:
+        unopened = is_reader(name) and self._manager is not None and not self._has_entered
+        value = None if unopened else super().__getattr__(name)
+        if unopened or (is_reader(name) and callable(value)):
+            return reader(self, name)
+        return Texts(self) if has_texts(name, self._stream) else value
 
     @property
     def has_begun(self) -> bool:

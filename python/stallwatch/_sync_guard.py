@@ -21,6 +21,7 @@ from typing import TYPE_CHECKING, Any, Final, Generic, TypeVar
 
 from stallwatch._abort import release_of
 from stallwatch._events import UnboundedWait, Unresponsive
+from stallwatch._helpers import SyncTexts, has_texts, is_reader, sync_reader
 from stallwatch._limits import StreamLimits
 from stallwatch._sink import EventSink
 from stallwatch._stallwatch import SyncPull
@@ -89,6 +90,13 @@ class SyncStreamGuard(Watched, SyncPull, Generic[T]):
             self._manager = stream
 
     # --- what users see ---
+
+    def __getattr__(self, name: str) -> Any:
+        unopened = is_reader(name) and self._manager is not None and not self._entered
+        value = None if unopened else super().__getattr__(name)
+        if unopened or (is_reader(name) and callable(value)):
+            return sync_reader(self, name)
+        return SyncTexts(self) if has_texts(name, self._stream) else value
 
     @property
     def text(self) -> str:

@@ -14,6 +14,7 @@ from stallwatch._cancels import Cancels, is_fatal, patience, running_loop, runni
 from stallwatch._causes import PhaseViolationError, StallError, UserCancelled
 from stallwatch._events import LateResult, Settled, Unresponsive
 from stallwatch._limits import Limits
+from stallwatch._opening import Unopened
 from stallwatch._outcome import NO_TEXT, Failure, Outcome, Status
 from stallwatch._phase_clock import PhaseClock
 from stallwatch._phase_state import PhaseState
@@ -115,7 +116,7 @@ class Turn:
 
     def stream(
         self,
-        stream: AsyncIterable[T] | AbstractAsyncContextManager[AsyncIterable[T]],
+        stream: AsyncIterable[T] | AbstractAsyncContextManager[AsyncIterable[T]] | Unopened[T],
         *,
         first_chunk: Given = UNSET,
         idle: Given = UNSET,
