@@ -62,7 +62,8 @@ def guard(
         first_chunk: Runs from the first pull until the first chunk that counts as progress, which
             disarms it for good. Fires as `FirstChunkError`. Not affected by chunks that are no
             progress. Until it is disarmed, `idle` and `progress_idle` do not run.
-        idle: Runs after that first chunk. Reset by every chunk, and by `touch()`. Fires as
+        idle: Runs after that first chunk. Reset by every chunk, by `touch()`, and by every byte
+            below an SDK's stream, so that keep-alives count which the SDK hides. Fires as
             `StreamIdleError`.
         warn: At this fraction of `idle` one `StreamSlow` event a silence, and likewise of
             `progress_idle` while only chunks without progress come. Never touches the pull.

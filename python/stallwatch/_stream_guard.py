@@ -143,6 +143,7 @@ class StreamGuard(Watched, Pull, Generic[T]):
         if self._manager is not None and not self._has_entered:
             return self._enter_and_pull()
         if self._source is None:
+            self._listen()
             self._set_source(aiter(self._stream))
         return None
 
@@ -277,6 +278,7 @@ class StreamGuard(Watched, Pull, Generic[T]):
 
     def _adopt(self, stream: Any) -> None:
         self._entered = self._stream = stream
+        self._listen()
         self._set_source(aiter(stream))
 
     async def _enter_and_pull(self) -> Any:

@@ -132,6 +132,7 @@ class SyncStreamGuard(Watched, SyncPull, Generic[T]):
             if self._limits.first_chunk is None and self._limits.budget is None:
                 self._sink.emit(UnboundedWait(at=self._now(), stream=self._name))
             if self._manager is None:
+                self._listen()
                 self._set_iterator(iter(self._stream))
             elif not self._entered:
                 self._enter()
@@ -275,6 +276,7 @@ class SyncStreamGuard(Watched, SyncPull, Generic[T]):
                     "abort= for the rest"
                 )
             self._stream = stream
+            self._listen()
             self._set_iterator(iter(stream))
         except BaseException:
             self._finish()

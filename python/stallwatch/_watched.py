@@ -28,6 +28,7 @@ from stallwatch._sink import EventSink
 from stallwatch._stallwatch import PullBase, frozen_until
 from stallwatch._stream_stats import StreamStats
 from stallwatch._suspend import Sleeps
+from stallwatch._tap import tap
 from stallwatch._text import Transcript
 
 WAIT, WARN, FIRE = range(3)
@@ -110,6 +111,7 @@ class Watched(_Native):
         self._ended_by_source = False
         self._given_chance = False
         self._ended_at: float | None = None
+        self._untap: Callable[[], None] | None = None
 
     # --- what users see ---
 
@@ -286,10 +288,18 @@ class Watched(_Native):
         self._cause = cause
         return cause
 
+    def _listen(self) -> None:
+        """Hears the bytes below the stream as well, where that is an SDK's: see `_tap`."""
+        if self._limits.idle is not None:
+            self._untap = tap(self._stream, self)
+
     def _finish(self) -> None:
         if self._ended_at is None:
             self._ended_at = self._now()
         self._end()
+        untap, self._untap = self._untap, None
+        if untap is not None:
+            untap()
 
 
 def since(moment: float | None, now: float) -> float | None:

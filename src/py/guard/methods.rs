@@ -208,9 +208,15 @@ impl PullBase {
     /// nothing else.
     fn touch(&self) {
         let now = self.clock.now();
-        self.update(|clocks| clocks.touch(now));
+        let gap = self.update(|clocks| {
+            let gap = clocks.since_heard(now);
+            clocks.touch(now);
+            gap
+        });
         self.heard_at.set(now);
-        if self.suspended.get() && self.armed.get() {
+        self.note_gap(gap);
+        // A cut under way has set the timer for its own end.
+        if self.suspended.get() && self.armed.get() && !self.cutting.get() {
             let _ = self.set_due(self.clocks.get().due());
         }
     }

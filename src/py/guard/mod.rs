@@ -173,14 +173,19 @@ impl PullBase {
         self.suspended.set(false);
         self.interrupted.set(false);
         let gap = self.update(|clocks| clocks.arrive(now));
-        if self.chunks.get() > 0 {
-            self.largest_gap.set(self.largest_gap.get().max(gap));
-        }
+        self.note_gap(gap);
         let due = self.clocks.get().due();
         // A shard that is closed or inherited by now has nothing to keep the time of.
         let _ = self.set_due(due);
         drop((self.waiting.put(py, None), self.task.put(py, None)));
         now
+    }
+
+    /// A silence has ended. The one before the first chunk is told apart, as the time to it.
+    fn note_gap(&self, gap: u64) {
+        if self.chunks.get() > 0 {
+            self.largest_gap.set(self.largest_gap.get().max(gap));
+        }
     }
 
     /// A chunk came.
