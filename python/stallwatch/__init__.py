@@ -57,11 +57,14 @@ if TYPE_CHECKING:
     from stallwatch._guard_sync import SyncStreamGuard, guard_sync
     from stallwatch._limits import Limits, PhaseLimits
     from stallwatch._outcome import Failure, Outcome, Status
+    from stallwatch._owner import TurnOwner
     from stallwatch._phase_state import PhaseState
     from stallwatch._phases import Phase
     from stallwatch._retry import cause_of, giveup_if_stalled, is_retryable, retry_unless_stalled
     from stallwatch._run_turn import run_turn
     from stallwatch._stallwatch import Deadline, IdleTimer
+    from stallwatch._store import MemoryStore, OutcomeStore, StoredTurn, StoreError
+    from stallwatch._store_sqlite import SQLiteStore
     from stallwatch._stream_stats import StreamStats
     from stallwatch._tracker import PhaseTracker, Restore
     from stallwatch._turn import Turn
@@ -88,8 +91,10 @@ __all__ = [
     "LateResult",
     "Lateness",
     "Limits",
+    "MemoryStore",
     "ObserverStalled",
     "Outcome",
+    "OutcomeStore",
     "Phase",
     "PhaseChanged",
     "PhaseLimits",
@@ -97,10 +102,13 @@ __all__ = [
     "PhaseTracker",
     "PhaseViolationError",
     "Restore",
+    "SQLiteStore",
     "Settled",
     "SoftIdle",
     "StallError",
     "Status",
+    "StoreError",
+    "StoredTurn",
     "StreamBudgetError",
     "StreamGuard",
     "StreamIdleError",
@@ -115,6 +123,7 @@ __all__ = [
     "ToolStarted",
     "Turn",
     "TurnBudgetError",
+    "TurnOwner",
     "UnboundedWait",
     "Unresponsive",
     "UserCancelled",
@@ -149,11 +158,14 @@ _WHERE = {
     "_guard_sync": "SyncStreamGuard guard_sync",
     "_limits": "Limits PhaseLimits",
     "_outcome": "Failure Outcome Status",
+    "_owner": "TurnOwner",
     "_phase_state": "PhaseState",
     "_phases": "Phase",
     "_retry": "cause_of giveup_if_stalled is_retryable retry_unless_stalled",
     "_run_turn": "run_turn",
     "_stallwatch": "Deadline IdleTimer __version__",
+    "_store": "MemoryStore OutcomeStore StoreError StoredTurn",
+    "_store_sqlite": "SQLiteStore",
     "_stream_stats": "StreamStats",
     "_tracker": "PhaseTracker Restore",
     "_turn": "Turn",
