@@ -263,7 +263,8 @@ class SQLiteStore:
         return connection
 
     def _prepare(self, connection: sqlite3.Connection) -> None:
-        version = self._version(connection)
+        with _transaction(connection, "DEFERRED"):  # one look at what another may be making
+            version = self._version(connection)
         if self.read_only:
             if version == 0:
                 raise StoreError(f"{self.path} is not a store of stallwatch")
@@ -320,8 +321,8 @@ class _Opened:
 
 
 @contextmanager
-def _transaction(connection: sqlite3.Connection) -> Iterator[None]:
-    connection.execute("BEGIN IMMEDIATE")
+def _transaction(connection: sqlite3.Connection, kind: str = "IMMEDIATE") -> Iterator[None]:
+    connection.execute(f"BEGIN {kind}")
     try:
         yield
         connection.execute("COMMIT")
