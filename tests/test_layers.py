@@ -37,7 +37,7 @@ LAYERS = (
     "_guard _guard_sync _sync_guard _stream_guard _watched _abort _close _cancels _suspend "
     "_opening _helpers _phase_clock _watchdog _tap _store _store_sqlite",
     "_outcome _allowance _chunks _chunks_kinds _chunks_read _chunks_sse _text _retry _tracker "
-    "wheel _bridge _dispatch",
+    "wheel _bridge _dispatch _timeline",
     "_limits _phases _events _causes _seconds _sink _plain _phase_state _stream_stats _owner",
     "_stallwatch",
 )
