@@ -203,7 +203,9 @@ class StreamGuard(Watched, Pull, Generic[T]):
         if self._pending and self._waiting_is_done():
             # Data wins, and so does a cancel of the user's: the task is about to see it.
             return
-        if self._observe_only and clock != LINGER:
+        if clock != BUDGET and self._transcript.is_over:
+            verdict = Verdict(LINGER, measured, limit)
+        if self._observe_only and verdict.clock != LINGER:
             self._report(verdict, would=True)
             self._switch_off(clock) if clock in (FIRST, BUDGET) else self._forgive()
             self._rearm()

@@ -17,12 +17,14 @@ class Transcript:
 
     __slots__ = (
         "_classifier",
+        "_is_over",
         "_is_progress",
         "_is_terminal",
         "_parts",
         "_reasoning",
         "_text_of",
         "_tools",
+        "_translate",
     )
 
     def __init__(
@@ -33,6 +35,8 @@ class Transcript:
         text_of: Callable[[Any], str | None] | None = None,
     ) -> None:
         self._classifier = Classifier()
+        self._is_over: Callable[[], object] | None = None
+        self._translate: Callable[[Any], Any] | None = None
         self._is_progress = is_progress
         self._is_terminal = is_terminal
         self._text_of = text_of
@@ -49,11 +53,35 @@ class Transcript:
     @property
     def expects_end(self) -> bool:
         """Whether a stream like this one has an event that says it is over."""
+        if self._is_over is not None:
+            return not self._is_over()
         return self._is_terminal is not None or self._classifier.speaks_protocol
+
+    @property
+    def is_over(self) -> bool:
+        """Whether the source has heard the last word, although no chunk said so."""
+        return self._is_over is not None and bool(self._is_over())
+
+    def adapt(
+        self,
+        *,
+        translate: Callable[[Any], Any] | None = None,
+        is_over: Callable[[], object] | None = None,
+    ) -> None:
+        """For a source with chunks of its own making.
+
+        Args:
+            translate: Gives the chunk of a known kind that stands for one of the source's.
+            is_over: Whether the source has heard the last word, if it has no chunk that says so:
+                asked once a clock has run out, and at the end.
+        """
+        self._translate = translate
+        self._is_over = is_over
 
     def classify(self, chunk: object) -> int:
         """Flags of the next chunk, as of `Classifier.classify`."""
-        flags = self._classifier.classify(chunk)
+        known = chunk if self._translate is None else self._translate(chunk)
+        flags = self._classifier.classify(known)
         if self._is_progress is not None:
             flags = flags | PROGRESS if self._is_progress(chunk) else flags & ~PROGRESS
         if self._is_terminal is not None:
@@ -74,6 +102,8 @@ class Transcript:
             else:
                 return
         if chunks or final:
+            if self._translate is not None:
+                chunks = [self._translate(chunk) for chunk in chunks]
             folded = self._classifier.fold(chunks, final=final)
             self._parts.append(folded.text)
             if folded.reasoning:

@@ -152,7 +152,9 @@ class Watched(_Native):
     @property
     def is_complete(self) -> bool:
         """Whether the answer came whole: with its terminal event, or the source ended by itself."""
-        return self._terminal or (self._ended_by_source and not self._transcript.expects_end)
+        if self._terminal or self._transcript.is_over:
+            return True
+        return self._ended_by_source and not self._transcript.expects_end
 
     def bound_close(self, seconds: float) -> None:
         """Lowers `close_grace` to what a turn has left."""
