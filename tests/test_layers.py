@@ -38,7 +38,8 @@ LAYERS = (
     "_opening _helpers _phase_clock _watchdog _tap _store _store_sqlite",
     "_outcome _allowance _chunks _chunks_kinds _chunks_read _chunks_sse _text _retry _tracker "
     "wheel _bridge _dispatch _timeline",
-    "_limits _phases _events _causes _seconds _sink _plain _phase_state _stream_stats _owner",
+    "_limits _phases _events _causes _seconds _sink _plain _phase_state _stream_stats _owner "
+    "_suggestion",
     "_stallwatch",
 )
 LEVEL = {name: level for level, names in enumerate(LAYERS) for name in names.split()}
@@ -46,7 +47,7 @@ LEVEL = {name: level for level, names in enumerate(LAYERS) for name in names.spl
 CORE_LAYERS = (
     "driver timer",
     "shard phases stream",
-    "wheel state stats",
+    "wheel state stats gaps",
     "clock error sync",
 )
 CORE_LEVEL = {name: level for level, names in enumerate(CORE_LAYERS) for name in names.split()}

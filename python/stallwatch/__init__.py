@@ -65,7 +65,8 @@ if TYPE_CHECKING:
     from stallwatch._stallwatch import Deadline, IdleTimer
     from stallwatch._store import MemoryStore, OutcomeStore, StoredTurn, StoreError
     from stallwatch._store_sqlite import SQLiteStore
-    from stallwatch._stream_stats import StreamStats
+    from stallwatch._stream_stats import Gaps, StreamStats
+    from stallwatch._suggestion import Suggestion
     from stallwatch._tracker import PhaseTracker, Restore
     from stallwatch._turn import Turn
     from stallwatch._watchdog import Watchdog
@@ -84,6 +85,7 @@ __all__ = [
     "Failure",
     "FirstChunk",
     "FirstChunkError",
+    "Gaps",
     "HardIdle",
     "HardIdleError",
     "HostSuspended",
@@ -117,6 +119,7 @@ __all__ = [
     "StreamStalled",
     "StreamStats",
     "StreamTruncated",
+    "Suggestion",
     "SyncStreamGuard",
     "ToolDeadlineError",
     "ToolEnded",
@@ -166,7 +169,8 @@ _WHERE = {
     "_stallwatch": "Deadline IdleTimer __version__",
     "_store": "MemoryStore OutcomeStore StoreError StoredTurn",
     "_store_sqlite": "SQLiteStore",
-    "_stream_stats": "StreamStats",
+    "_stream_stats": "Gaps StreamStats",
+    "_suggestion": "Suggestion",
     "_tracker": "PhaseTracker Restore",
     "_turn": "Turn",
     "_watchdog": "Watchdog",

@@ -36,6 +36,7 @@ def guard(
     text_of: Callable[[T], str | None] | None = None,
     on_event: OnEvent = None,
     name: str | None = None,
+    observe_only: bool = False,
 ) -> StreamGuard[T]:
     """Put clocks around an asynchronous stream.
 
@@ -79,6 +80,9 @@ def guard(
             is its own text.
         on_event: A callable, or a list of them, for the events.
         name: Shown in events and causes.
+        observe_only: Cancels and raises nothing: every clock that would have fired says so in its
+            event (`would_have_fired`), and `stats.suggest()` gives the limits that would have been
+            safe. A source that lingers after its terminal chunk is waited for, too.
 
     Raises:
         ValueError: for a limit of 0 or less, NaN, or two given limits of which one can never fire.
@@ -97,7 +101,14 @@ def guard(
         # The block that has the budget cannot reach this task: the stream looks after it by itself.
         limits = limits.within(max(SPENT, found.left()))
     transcript = Transcript(is_progress=is_progress, is_terminal=is_terminal, text_of=text_of)
-    return StreamGuard(stream, limits, sink=EventSink(on_event), transcript=transcript, name=name)
+    return StreamGuard(
+        stream,
+        limits,
+        sink=EventSink(on_event),
+        transcript=transcript,
+        name=name,
+        observe_only=observe_only,
+    )
 
 
 guard.__module__ = "stallwatch"

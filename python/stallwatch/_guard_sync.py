@@ -35,6 +35,7 @@ def guard_sync(
     abort: Any = None,
     on_event: OnEvent = None,
     name: str | None = None,
+    observe_only: bool = False,
 ) -> SyncStreamGuard[T]:
     """Put clocks around a blocking stream: `guard` for plain threads, with the same clocks.
 
@@ -62,6 +63,7 @@ def guard_sync(
         on_event: A callable, or a list of them, for the events. Those of clocks come on the
             watcher's thread, which serves all blocking streams: it must not be held up.
         name: Shown in events and causes.
+        observe_only: As of `guard`: reports, and releases nothing.
 
     Raises:
         ValueError: for a limit of 0 or less, NaN, or two given limits of which one can never fire.
@@ -81,6 +83,7 @@ def guard_sync(
         transcript=transcript,
         name=name,
         abort=abort,
+        observe_only=observe_only,
     )
 
 

@@ -27,6 +27,7 @@ __all__ = [
     "__version__",
     "bind_phases",
     "frozen_until",
+    "gap_edges",
     "now",
     "phase_table",
     "raw_stats",
@@ -181,6 +182,9 @@ class PullBase:
     def _forgive(self) -> None:
         """The process did not run: silence counts from now."""
 
+    def _overlook(self) -> None:
+        """As `_forgive`, of a silence that is the source's own: the statistics tell it whole."""
+
     def touch(self) -> None:
         """Reports a sign of life that is no chunk: a ping which only the caller sees.
 
@@ -236,11 +240,17 @@ class PullBase:
     def _numbers(self) -> _Numbers:
         """Counts, then moments and times in seconds, None where there is none."""
 
+    def _seen(self) -> tuple[float, float, float, list[int]]:
+        """Wait for the first progress, longest wait between two, longest gap, gaps by bucket."""
+
 class Pull(PullBase):
     """`PullBase` with the slots that run once a chunk."""
 
     def __aiter__(self) -> Self: ...
     def __anext__(self) -> Awaitable[Any]: ...
+
+def gap_edges() -> list[float]:
+    """Where each bucket of gaps ends, in seconds; the last one has no end."""
 
 # lifecycle
 

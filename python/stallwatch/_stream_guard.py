@@ -26,7 +26,7 @@ from stallwatch._sink import EventSink
 from stallwatch._stallwatch import Pull
 from stallwatch._suspend import Sleeps
 from stallwatch._text import Transcript
-from stallwatch._watched import BUDGET, FIRE, FIRST, LINGER, Verdict, Watched, pull_arguments
+from stallwatch._watched import BUDGET, FIRE, LINGER, Verdict, Watched, pull_arguments
 
 T = TypeVar("T")
 
@@ -205,10 +205,8 @@ class StreamGuard(Watched, Pull, Generic[T]):
             return
         if clock != BUDGET and self._transcript.is_over:
             verdict = Verdict(LINGER, measured, limit)
-        if self._observe_only and verdict.clock != LINGER:
-            self._report(verdict, would=True)
-            self._switch_off(clock) if clock in (FIRST, BUDGET) else self._forgive()
-            self._rearm()
+        if self._observe_only:
+            self._only_report(verdict)
             return
         self._carry_out(verdict)
 
@@ -260,6 +258,12 @@ class StreamGuard(Watched, Pull, Generic[T]):
     async def _enter(self) -> None:
         """Enters the context manager that yields the stream, within `first_chunk` seconds."""
         limit, entered_at = self._limits.first_chunk, self._now()
+        if self._observe_only:
+            self._adopt(await self._manager.__aenter__())
+            self._entering = took = self._now() - entered_at
+            if limit is not None and took >= limit:
+                self._report(Verdict(0, took, limit), would=True)
+            return
 
         def late() -> None:
             self._doom = self._report(Verdict(0, self._now() - entered_at, limit or 0.0))
@@ -276,6 +280,7 @@ class StreamGuard(Watched, Pull, Generic[T]):
             raise outcome.error
         if outcome.gave_up:
             raise CancelledError
+        self._entering = self._now() - entered_at
         self._adopt(outcome.value)
 
     def _adopt(self, stream: Any) -> None:

@@ -26,7 +26,7 @@ from stallwatch._limits import StreamLimits
 from stallwatch._sink import EventSink
 from stallwatch._stallwatch import SyncPull
 from stallwatch._text import Transcript
-from stallwatch._watched import BUDGET, FIRE, FIRST, LINGER, Verdict, Watched, pull_arguments
+from stallwatch._watched import FIRE, Verdict, Watched, pull_arguments
 
 if TYPE_CHECKING:
     from stallwatch._causes import StallError
@@ -197,10 +197,8 @@ class SyncStreamGuard(Watched, SyncPull, Generic[T]):
             self._rearm()
             return
         verdict = Verdict(clock, measured, limit)
-        if self._observe_only and clock != LINGER:
-            self._switch_off(clock) if clock in (FIRST, BUDGET) else self._forgive()
-            self._rearm()
-            self._report(verdict, would=True)
+        if self._observe_only:
+            self._only_report(verdict)
             return
         if not self._claim(clock, verdict):
             # The chunk came first.
@@ -261,7 +259,9 @@ class SyncStreamGuard(Watched, SyncPull, Generic[T]):
         return None
 
     def _enter(self) -> None:
+        entered_at = self._now()
         stream = self._manager.__enter__()
+        self._entering = self._now() - entered_at
         with self._shutting:
             self._entered, closed = True, self._closed
         if closed:

@@ -26,7 +26,7 @@ from stallwatch._events import (
 from stallwatch._limits import StreamLimits
 from stallwatch._sink import EventSink
 from stallwatch._stallwatch import PullBase, frozen_until
-from stallwatch._stream_stats import StreamStats
+from stallwatch._stream_stats import Gaps, StreamStats
 from stallwatch._suspend import Sleeps
 from stallwatch._tap import tap
 from stallwatch._text import Transcript
@@ -112,6 +112,8 @@ class Watched(_Native):
         self._given_chance = False
         self._ended_at: float | None = None
         self._untap: Callable[[], None] | None = None
+        self._stalls = 0
+        self._entering = 0.0
 
     # --- what users see ---
 
@@ -119,18 +121,26 @@ class Watched(_Native):
     def stats(self) -> StreamStats:
         """What was measured so far."""
         (chunks, progress, started, first, heard, progressed, gap, _, _, now) = self._numbers()
+        first_wait, between, longest, buckets = self._seen()
         end = now if self._ended_at is None else self._ended_at
+        elapsed = 0.0 if started is None else end - started
         return StreamStats(
             chunks=chunks,
             progress_chunks=progress,
             time_to_first_chunk=None if first is None or started is None else first - started,
+            first_wait=None if first is None else max(first_wait, self._entering),
             largest_gap=gap,
-            elapsed=0.0 if started is None else end - started,
+            gaps=Gaps(tuple(buckets), longest),
+            largest_progress_gap=between,
+            elapsed=elapsed,
             last_chunk=since(heard, end),
             last_progress=since(progressed, end),
             terminal=self._terminal,
             ended=self._ended,
+            whole=self.is_complete,
+            stalls=self._stalls,
             text=len(self.text),
+            longest_whole=elapsed if self.is_complete else None,
         )
 
     @property
@@ -242,6 +252,14 @@ class Watched(_Native):
         self._given_chance = False
         self._rearm()
 
+    def _only_report(self, verdict: Verdict) -> None:
+        """What a guard that only observes does in place of a cut."""
+        clock = verdict.clock
+        self._switch_off(clock) if clock in (FIRST, BUDGET) else self._overlook()
+        if clock != LINGER:
+            self._rearm()
+            self._report(verdict, would=True)
+
     # --- carried out by each kind of guard in its own way ---
 
     if TYPE_CHECKING:
@@ -254,6 +272,7 @@ class Watched(_Native):
 
     def _report(self, verdict: Verdict, *, would: bool = False) -> Verdict:
         if verdict.clock != LINGER:
+            self._stalls += 1
             numbers = self._numbers()
             self._sink.emit(
                 StreamStalled(

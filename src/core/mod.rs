@@ -1,11 +1,12 @@
 //! The core: plain Rust, no Python.
 //!
 //! Layers, each of which may only use those to its right:
-//! `driver, timer -> shard, phases, stream -> wheel, state, stats -> clock, error, sync`.
+//! `driver, timer -> shard, phases, stream -> wheel, state, stats, gaps -> clock, error, sync`.
 
 pub mod clock;
 pub mod driver;
 pub mod error;
+pub mod gaps;
 pub mod phases;
 pub mod shard;
 pub mod state;

@@ -67,6 +67,8 @@ pub struct Clocks {
     heard: u64,
     /// Time pending in earlier pulls, since the last progress (or the start).
     waited: u64,
+    /// What [`Clocks::overlook`] took out of the silence and of the wait for progress, to be told at the end.
+    overlooked: (u64, u64),
     progressed: bool,
     /// Something that is no progress came since the last progress.
     chatter: bool,
@@ -85,6 +87,7 @@ impl Clocks {
             pulled: OFF,
             heard: 0,
             waited: 0,
+            overlooked: (0, 0),
             progressed: false,
             chatter: false,
             warned: false,
@@ -126,13 +129,35 @@ impl Clocks {
         self.pulled != OFF
     }
 
-    /// A sign of life that is no chunk: a ping that the consumer does not see.
-    pub fn touch(&mut self, now: u64) {
+    /// A sign of life that is no chunk: a ping that the consumer does not see. Returns the silence that
+    /// ended, if the consumer waits.
+    pub fn touch(&mut self, now: u64) -> Option<u64> {
+        let silence = self.is_pending().then(|| self.silence(now));
         if self.is_pending() {
             self.heard = now;
         }
+        self.overlooked.0 = 0;
         self.warned = false;
         self.chatter = true;
+        silence
+    }
+
+    /// The time waited for progress when the last wait ended, with what was overlooked of it.
+    #[must_use]
+    pub fn waited(&self) -> u64 {
+        self.waited.saturating_add(self.overlooked.1)
+    }
+
+    /// The silence until now, with what was overlooked of it.
+    #[must_use]
+    pub fn silence(&self, now: u64) -> u64 {
+        self.since_heard(now).saturating_add(self.overlooked.0)
+    }
+
+    /// Whether there was a sign of life within the pending pull.
+    #[must_use]
+    pub fn is_touched(&self) -> bool {
+        self.is_pending() && self.heard > self.pulled
     }
 
     /// The wait is over, with or without a chunk. Returns the silence that ended.
@@ -140,22 +165,28 @@ impl Clocks {
         if !self.is_pending() {
             return 0;
         }
+        let silence = self.silence(now);
         self.waited = self.waited.saturating_add(now.saturating_sub(self.pulled));
         self.pulled = OFF;
+        self.overlooked.0 = 0;
         self.warned = false;
-        now.saturating_sub(self.heard)
+        silence
     }
 
-    /// A chunk came. To be called after [`Clocks::arrive`], if there was a wait.
-    pub fn chunk(&mut self, progress: bool) {
+    /// A chunk came. To be called after [`Clocks::arrive`], if there was a wait. Returns the time waited
+    /// for progress until now, whether it is any or not.
+    pub fn chunk(&mut self, progress: bool) -> u64 {
+        let waited = self.waited();
         if progress {
             self.waited = 0;
+            self.overlooked.1 = 0;
             self.progressed = true;
             self.chatter = false;
             self.warned_progress = false;
         } else {
             self.chatter = true;
         }
+        waited
     }
 
     /// The terminal chunk came: no stall is reported any more.
@@ -182,8 +213,20 @@ impl Clocks {
             self.heard = now;
         }
         self.waited = 0;
+        self.overlooked = (0, 0);
         self.warned = false;
         self.warned_progress = false;
+    }
+
+    /// As [`Clocks::forgive`], of a silence that is the source's own: it will be told whole when it ends.
+    pub fn overlook(&mut self, now: u64) {
+        let (silence, progress) = self.overlooked;
+        let sum = (
+            silence.saturating_add(self.since_heard(now)),
+            progress.saturating_add(self.since_progress(now)),
+        );
+        self.forgive(now);
+        self.overlooked = sum;
     }
 
     /// Time waited since the last progress, consumer's time left out.
@@ -443,6 +486,32 @@ mod tests {
         assert_eq!(clocks.judge(100 * S), Verdict::Wait(125 * S));
         assert_eq!(clocks.since_progress(100 * S), 100 * S);
         assert_eq!(clocks.since_heard(100 * S), 20 * S);
+    }
+
+    #[test]
+    fn what_was_overlooked_is_told_when_the_silence_ends() {
+        let mut clocks = progressed(LIMITS, 0);
+        clocks.pull(0);
+        clocks.overlook(90 * S);
+        assert_eq!(clocks.since_heard(100 * S), 10 * S);
+        assert_eq!(clocks.touch(120 * S), Some(120 * S));
+        clocks.overlook(210 * S);
+        assert_eq!(clocks.arrive(220 * S), 100 * S);
+        assert_eq!(clocks.chunk(true), 220 * S);
+        clocks.pull(300 * S);
+        assert_eq!(clocks.arrive(301 * S), S);
+        assert_eq!(clocks.chunk(true), S);
+        assert_eq!(clocks.touch(302 * S), None);
+    }
+
+    #[test]
+    fn what_was_forgiven_is_no_silence_of_the_source() {
+        let mut clocks = progressed(LIMITS, 0);
+        clocks.pull(0);
+        clocks.overlook(90 * S);
+        clocks.forgive(200 * S);
+        assert_eq!(clocks.arrive(201 * S), S);
+        assert_eq!(clocks.chunk(true), S);
     }
 
     #[test]

@@ -33,7 +33,7 @@ mod stallwatch_native {
         bridge::Bridge,
         clock::{ManualClock, now},
         dispatch::DispatchQueue,
-        guard::PullBase,
+        guard::{PullBase, gap_edges},
         lifecycle::frozen_until,
         wheel::{Deadline, IdleTimer},
     };

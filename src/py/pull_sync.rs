@@ -23,7 +23,7 @@ use pyo3::{
 };
 
 use super::{
-    guard::{Next, PROGRESS, PullBase, busy},
+    guard::{Next, PROGRESS, PullBase, Woken, busy},
     slots::{derive, entry, guard_of, own, slot},
 };
 
@@ -227,7 +227,14 @@ unsafe extern "C-unwind" fn stopped(object: Raw) {
     let error = native(object, ptr::null_mut(), |object, this| {
         let py = object.py();
         let error = PyErr::take(py);
-        this.wake(py);
+        this.wake(
+            py,
+            if error.is_none() {
+                Woken::End
+            } else {
+                Woken::Cut
+            },
+        );
         Ok(error.map_or(ptr::null_mut(), |error| error.into_value(py).into_ptr()))
     });
     // SAFETY: as promised by the caller; `error` is owned or null.

@@ -13,7 +13,7 @@ use pyo3::{
 };
 
 use super::{
-    guard::PullBase,
+    guard::{PullBase, Woken},
     refs::Ref,
     running::is_cancel,
     slots::{derive, entry, guard_of, iterator_of, own, slot},
@@ -191,13 +191,13 @@ fn take_back(object: &Bound<'_, PyAny>, this: &PullBase) {
 fn failed(base: &StepBase, object: &Bound<'_, PyAny>, this: &PullBase, error: PyErr) -> PyErr {
     let py = object.py();
     let inner = this.inner.put(py, None);
+    let end = error.is_instance_of::<PyStopAsyncIteration>(py);
     if this.suspended.get() {
-        this.wake(py);
+        this.wake(py, if end { Woken::End } else { Woken::Cut });
     }
     if this.cutting.get() {
         take_back(object, this);
     }
-    let end = error.is_instance_of::<PyStopAsyncIteration>(py);
     let told = if end {
         object.call_method0("_on_end")
     } else {
@@ -279,7 +279,7 @@ impl StepBase {
         let this = unsafe { guard_of(&object) };
         let inner = this.inner.put(py, None);
         if this.suspended.get() {
-            this.wake(py);
+            this.wake(py, Woken::Cut);
         }
         this.cutting.set(false);
         self.release(py);

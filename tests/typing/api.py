@@ -68,6 +68,7 @@ async def guards_keep_the_type_of_chunks() -> None:
         async for chunk in stream:
             assert_type(chunk, Chunk)
     assert_type(stream.stats, StreamStats)
+    assert_type(StreamStats.merge([stream.stats]).suggest(headroom=3).for_guard(), dict[str, float])
     assert_type(stream.text, str)
     assert_type(stream.cause, StallError | None)
     async for chunk in guard(response(), budget=timedelta(minutes=5), first_chunk=None):

@@ -4,7 +4,7 @@ use std::cell::{Cell, OnceCell, UnsafeCell};
 
 use pyo3::{PyTraverseError, PyVisit, intern, prelude::*, types::PyList};
 
-use super::{Next, PullBase};
+use super::{Next, PullBase, Woken};
 use crate::{
     core::{
         clock::{ns_from_secs, secs},
@@ -80,6 +80,8 @@ impl PullBase {
             heard_at: Cell::new(0),
             progress_at: Cell::new(0),
             largest_gap: Cell::new(0),
+            chatter: Cell::new(false),
+            gaps: UnsafeCell::new(None),
             step: Ref::empty(),
         }
     }
@@ -204,17 +206,20 @@ impl PullBase {
         self.update(|clocks| clocks.forgive(now));
     }
 
+    /// As `_forgive`, of a silence that is the source's own: the statistics tell it whole.
+    fn _overlook(&self) {
+        let now = self.clock.now();
+        self.update(|clocks| clocks.overlook(now));
+    }
+
     /// Reports a sign of life that is no chunk: a ping which only the caller sees. It resets `idle`, and
     /// nothing else.
     fn touch(&self) {
         let now = self.clock.now();
-        let gap = self.update(|clocks| {
-            let gap = clocks.since_heard(now);
-            clocks.touch(now);
-            gap
-        });
+        if let Some(gap) = self.update(|clocks| clocks.touch(now)) {
+            self.saw_gap(gap, Woken::Chunk);
+        }
         self.heard_at.set(now);
-        self.note_gap(gap);
         // A cut under way has set the timer for its own end.
         if self.suspended.get() && self.armed.get() && !self.cutting.get() {
             let _ = self.set_due(self.clocks.get().due());
@@ -223,6 +228,9 @@ impl PullBase {
 
     /// Ends it: no clock runs any more, and there is no further chunk.
     fn _end(&self) {
+        if self.suspended.get() && self.next.get() != Next::Ended {
+            self.saw_gap(self.clocks.get().silence(self.clock.now()), Woken::Cut);
+        }
         if let Some(timer) = self.timer.get() {
             timer.cancel();
         }
@@ -323,6 +331,12 @@ impl PullBase {
             secs(clocks.since_heard(now)),
             secs(now),
         )
+    }
+
+    /// `(first, progress, longest, counts)`: times waited for the first progress and between any two, the
+    /// longest silence counted, and how many lie in each bucket, without the empty ones at the end.
+    fn _seen(&self) -> (f64, f64, f64, Vec<u32>) {
+        self.seen()
     }
 
     fn __traverse__(&self, visit: PyVisit<'_>) -> Result<(), PyTraverseError> {

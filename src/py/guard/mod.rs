@@ -10,6 +10,9 @@
 //! in `Cell`s, and a reference is taken out of its slot before it is dropped.
 
 mod methods;
+mod seen;
+
+pub(crate) use seen::gap_edges;
 
 use std::cell::{Cell, OnceCell, UnsafeCell};
 
@@ -23,6 +26,7 @@ use pyo3::{
 use super::{refs::Ref, running::current_task};
 use crate::core::{
     clock::{Clock, secs},
+    gaps::Gaps,
     stream::{Clocks, OFF},
     timer::Timer,
 };
@@ -33,6 +37,9 @@ const TERMINAL: u32 = 2;
 
 /// Chunks kept before they are folded into text.
 const KEEP: usize = 32;
+
+/// What a client takes at most to make a chunk of bytes that have come (ns).
+const AT_ONCE: u64 = 5_000_000;
 
 /// What the next pull has to do first.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -45,6 +52,29 @@ pub(in crate::py) enum Next {
     Refuse,
     /// There is nothing more.
     Ended,
+}
+
+/// Why a wait is over.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(in crate::py) enum Woken {
+    /// A chunk came.
+    Chunk,
+    /// The source has ended by itself.
+    End,
+    /// An error, a cancel, or the end of the pull itself: nobody knows how long it would have gone on.
+    Cut,
+}
+
+impl Woken {
+    /// Bytes that were heard of, and the chunk made of them at once, are one sign of life: what lies
+    /// between them is no silence to count.
+    fn after_touch(self, gap: u64) -> Self {
+        if self == Self::Chunk && gap < AT_ONCE {
+            Self::Cut
+        } else {
+            self
+        }
+    }
 }
 
 /// See the module. The timer goes first when the object does: see `shard::Shard::claim`.
@@ -80,6 +110,10 @@ pub(crate) struct PullBase {
     heard_at: Cell<u64>,
     progress_at: Cell<u64>,
     largest_gap: Cell<u64>,
+    /// Something that is no progress came since the last progress.
+    chatter: Cell<bool>,
+    /// Made at the first wait that is counted.
+    gaps: UnsafeCell<Option<Box<Gaps>>>,
     pub(in crate::py) step: Ref,
 }
 
@@ -168,24 +202,25 @@ impl PullBase {
     }
 
     /// The wait is over: all clocks but the budget stand still.
-    pub(in crate::py) fn wake(&self, py: Python<'_>) -> u64 {
+    pub(in crate::py) fn wake(&self, py: Python<'_>, woken: Woken) -> u64 {
         let now = self.clock.now();
         self.suspended.set(false);
         self.interrupted.set(false);
+        let touched = self.clocks.get().is_touched();
         let gap = self.update(|clocks| clocks.arrive(now));
-        self.note_gap(gap);
+        self.saw_gap(
+            gap,
+            if touched {
+                woken.after_touch(gap)
+            } else {
+                woken
+            },
+        );
         let due = self.clocks.get().due();
         // A shard that is closed or inherited by now has nothing to keep the time of.
         let _ = self.set_due(due);
         drop((self.waiting.put(py, None), self.task.put(py, None)));
         now
-    }
-
-    /// A silence has ended. The one before the first chunk is told apart, as the time to it.
-    fn note_gap(&self, gap: u64) {
-        if self.chunks.get() > 0 {
-            self.largest_gap.set(self.largest_gap.get().max(gap));
-        }
     }
 
     /// A chunk came.
@@ -211,7 +246,7 @@ impl PullBase {
         if !self.suspended.get() {
             return 0;
         }
-        let now = self.wake(py);
+        let now = self.wake(py, Woken::Chunk);
         self.heard_at.set(now);
         now
     }
@@ -241,8 +276,10 @@ impl PullBase {
                 self.progress_at.set(now);
             }
         }
-        if now != 0 || self.progress.get() < 2 || !progress {
-            self.update(|clocks| clocks.chunk(progress));
+        if now != 0 || self.progress.get() < 2 || !progress || self.chatter.get() {
+            self.chatter.set(!progress);
+            let waited = self.update(|clocks| clocks.chunk(progress));
+            self.saw_wait(waited, flags);
         }
         if flags & TERMINAL != 0 {
             self.update(Clocks::finish);
