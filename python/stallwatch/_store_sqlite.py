@@ -199,6 +199,15 @@ class SQLiteStore:
         most = -1 if limit is None else max(0, limit)
         return self._select(f"{where}ORDER BY started DESC, rowid DESC LIMIT ?", (*values, most))
 
+    def find(self, beginning: str) -> list[StoredTurn]:
+        """The turn with this id, or else all whose ids begin like this, the latest start first."""
+        exact = self.get(beginning)
+        if exact is not None:
+            return [exact]
+        return self._select(
+            "WHERE substr(id, 1, ?) = ? ORDER BY started DESC", (len(beginning), beginning)
+        )
+
     def _select(self, clauses: str, values: tuple[Any, ...]) -> list[StoredTurn]:
         with self._connection() as connection:
             cursor = connection.execute(f"SELECT * FROM turns {clauses}", values)

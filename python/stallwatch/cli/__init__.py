@@ -19,6 +19,7 @@ COMMANDS: dict[str, tuple[str, str]] = {
         "stallwatch.cli.demo",
     ),
     "faults": ("run a provider that misbehaves, on loopback", "stallwatch.cli.faults"),
+    "turns": ("list and show the turns of a store", "stallwatch.cli.turns"),
 }
 
 
