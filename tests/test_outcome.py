@@ -11,9 +11,16 @@ from typing import Any
 import pytest
 
 import stallwatch
-from stallwatch._causes import CAUSE_KINDS, HardIdleError, StreamIdleError, UserCancelled
+from stallwatch._causes import (
+    CAUSE_KINDS,
+    HardIdleError,
+    StreamIdleError,
+    ToolDeadlineError,
+    UserCancelled,
+)
 from stallwatch._outcome import NO_TEXT, SCHEMA, Failure, Outcome, Status
 from stallwatch._phases import Phase
+from stallwatch._tool_record import ToolRecord, ToolState
 
 OUTCOMES: dict[Status, Outcome] = {
     Status.COMPLETED: Outcome(
@@ -45,6 +52,28 @@ OUTCOMES: dict[Status, Outcome] = {
         text="ab",
         partial="ab",
         tool_args={"bash": '{"cmd": "ls'},
+        tools=(
+            ToolRecord(name="bash", state=ToolState.COMPLETED, elapsed=1.5, limit=60.0),
+            ToolRecord(
+                name="grep",
+                state=ToolState.DEADLINE,
+                elapsed=2.0,
+                limit=2.0,
+                cause=ToolDeadlineError(name="grep", idle=2.0, limit=2.0),
+            ),
+            ToolRecord(
+                name="read",
+                state=ToolState.FAILED,
+                elapsed=0.5,
+                cause=Failure("builtins.OSError", "gone"),
+            ),
+            ToolRecord(
+                name="edit",
+                state=ToolState.INTERRUPTED,
+                elapsed=9.0,
+                cause=StreamIdleError(name="s", idle=90.5, partial="ab"),
+            ),
+        ),
         late=("the body returned",),
     ),
     Status.CANCELLED: Outcome(
@@ -142,6 +171,24 @@ def test_it_takes_keywords_only() -> None:
     """Fields may be added between others."""
     with pytest.raises(TypeError):
         Outcome(Status.COMPLETED)  # type: ignore[misc]
+
+
+def test_a_record_of_schema_1_is_read() -> None:
+    """It knew no tools; all else is as it was."""
+    old = OUTCOMES[Status.FAILED].to_dict()
+    del old["tools"]
+    old["schema"] = 1
+
+    assert Outcome.from_dict(old) == OUTCOMES[Status.FAILED]
+
+
+def test_a_tool_does_not_repeat_the_text_of_its_turn() -> None:
+    """Its cause is the turn's, whose text the outcome has already."""
+    data = OUTCOMES[Status.STALLED].to_dict()
+
+    assert data["tools"][3]["cause"]["kind"] == "stream_idle"
+    assert data["tools"][3]["cause"]["partial"] == ""
+    assert data["cause"]["partial"] == "ab"
 
 
 @pytest.mark.parametrize("schema", [None, 0, SCHEMA + 1, "1", "missing"])

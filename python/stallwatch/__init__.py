@@ -53,10 +53,11 @@ if TYPE_CHECKING:
         UnboundedWait,
         Unresponsive,
     )
+    from stallwatch._failure import Failure
     from stallwatch._guard import StreamGuard, guard
     from stallwatch._guard_sync import SyncStreamGuard, guard_sync
     from stallwatch._limits import Limits, PhaseLimits
-    from stallwatch._outcome import Failure, Outcome, Status
+    from stallwatch._outcome import Outcome, Status
     from stallwatch._owner import TurnOwner
     from stallwatch._phase_state import PhaseState
     from stallwatch._phases import Phase
@@ -67,6 +68,8 @@ if TYPE_CHECKING:
     from stallwatch._store_sqlite import SQLiteStore
     from stallwatch._stream_stats import Gaps, StreamStats
     from stallwatch._suggestion import Suggestion
+    from stallwatch._tool_call import ToolCall
+    from stallwatch._tool_record import ToolRecord, ToolState
     from stallwatch._tracker import PhaseTracker, Restore
     from stallwatch._turn import Turn
     from stallwatch._watchdog import Watchdog
@@ -121,9 +124,12 @@ __all__ = [
     "StreamTruncated",
     "Suggestion",
     "SyncStreamGuard",
+    "ToolCall",
     "ToolDeadlineError",
     "ToolEnded",
+    "ToolRecord",
     "ToolStarted",
+    "ToolState",
     "Turn",
     "TurnBudgetError",
     "TurnOwner",
@@ -160,7 +166,8 @@ _WHERE = {
     "_guard": "StreamGuard guard",
     "_guard_sync": "SyncStreamGuard guard_sync",
     "_limits": "Limits PhaseLimits",
-    "_outcome": "Failure Outcome Status",
+    "_failure": "Failure",
+    "_outcome": "Outcome Status",
     "_owner": "TurnOwner",
     "_phase_state": "PhaseState",
     "_phases": "Phase",
@@ -171,6 +178,8 @@ _WHERE = {
     "_store_sqlite": "SQLiteStore",
     "_stream_stats": "Gaps StreamStats",
     "_suggestion": "Suggestion",
+    "_tool_call": "ToolCall",
+    "_tool_record": "ToolRecord ToolState",
     "_tracker": "PhaseTracker Restore",
     "_turn": "Turn",
     "_watchdog": "Watchdog",

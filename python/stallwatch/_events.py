@@ -214,6 +214,7 @@ class BudgetExceeded(Event):
     loud = True
 
     owner: str
+    name: str | None = None
     elapsed: float
     limit: float
     lateness: float = 0.0

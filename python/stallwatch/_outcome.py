@@ -7,14 +7,16 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field, fields
 from typing import Any, Final, Self
 
-from stallwatch._causes import StallError, UserCancelled, cause_from_dict
+from stallwatch._causes import StallError, UserCancelled
+from stallwatch._failure import Failure, read_cause
 from stallwatch._phases import LabelledStrEnum, Phase
 from stallwatch._plain import plain
+from stallwatch._tool_record import ToolRecord
 
 __all__ = ["NO_TEXT", "Failure", "Outcome", "Status"]
 
-SCHEMA: Final = 1
-"""Version of `Outcome.to_dict()`."""
+SCHEMA: Final = 2
+"""Version of `Outcome.to_dict()`. Version 1 had no tools, and is read as well."""
 
 NO_TEXT: Final = "[no text was received]"
 """The placeholder of a turn that ended before any text came. Never part of `text`."""
@@ -34,31 +36,6 @@ class Status(LabelledStrEnum):
     INTERRUPTED = "interrupted"
 
 
-@dataclass(frozen=True, slots=True)
-class Failure:
-    """The cause of a turn whose body raised: the exception as text.
-
-    Attributes:
-        type: The exception's class, with its module.
-        message: Its text.
-    """
-
-    type: str
-    message: str
-
-    kind = "error"
-
-    @classmethod
-    def of(cls, error: BaseException) -> Self:
-        """The failure that an exception stands for."""
-        klass = type(error)
-        return cls(f"{klass.__module__}.{klass.__qualname__}", str(error))
-
-    def to_dict(self) -> dict[str, Any]:
-        """As plain values."""
-        return {"kind": self.kind, "type": self.type, "message": self.message}
-
-
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class Outcome:
     """What became of a turn. Frozen, picklable, and round trips through JSON.
@@ -74,6 +51,7 @@ class Outcome:
         partial: The text of the answer that was not finished; "" if none was cut.
         placeholder: Stands in for `text` where there is none and one was to be expected; else None.
         tool_args: Half-received tool arguments of a cut answer, or None.
+        tools: The tool calls, in the order in which they started.
         elapsed: Seconds from start to settlement.
         started_at: Start, in seconds since the epoch.
         late: What arrived after settlement, as text.
@@ -90,6 +68,7 @@ class Outcome:
     partial: str = ""
     placeholder: str | None = None
     tool_args: Any = None
+    tools: tuple[ToolRecord, ...] = ()
     elapsed: float = 0.0
     started_at: float = 0.0
     late: tuple[str, ...] = ()
@@ -110,17 +89,18 @@ class Outcome:
         Raises:
             ValueError: for a schema that this version does not know.
         """
-        if data.get("schema") != SCHEMA:
+        if data.get("schema") not in range(1, SCHEMA + 1):
             raise ValueError(
                 f"cannot read an outcome of schema {data.get('schema')!r}: "
-                f"this version knows {SCHEMA}"
+                f"this version knows {SCHEMA} and below"
             )
         known = {one.name for one in fields(cls)} - {"result"}
         values = {key: value for key, value in data.items() if key in known}
         values["status"] = Status(values["status"])
         values["phase"] = _phase(values.get("phase"))
-        values["cause"] = _cause(values.get("cause"))
-        values["also"] = _cause(values.get("also"))
+        values["cause"] = read_cause(values.get("cause"))
+        values["also"] = read_cause(values.get("also"))
+        values["tools"] = tuple(ToolRecord.from_dict(one) for one in values.get("tools", ()))
         values["late"] = tuple(values.get("late", ()))
         return cls(**values)
 
@@ -154,6 +134,8 @@ def _rebuild(data: Mapping[str, Any]) -> Outcome:
 
 
 def _plain(value: Any) -> Any:
+    if isinstance(value, tuple):
+        return [_plain(one) for one in value]
     return value.to_dict() if hasattr(value, "to_dict") else plain(value)
 
 
@@ -161,14 +143,4 @@ def _phase(value: Any) -> Phase:
     return Phase.INIT if value is None else Phase(value)
 
 
-def _cause(value: Any) -> StallError | UserCancelled | Failure | None:
-    if not isinstance(value, Mapping):
-        return None
-    if value.get("kind") == Failure.kind:
-        return Failure(type=value["type"], message=value["message"])
-    return cause_from_dict(value)
-
-
-for _public in (Status, Failure):
-    _public.__module__ = "stallwatch"
-del _public
+Status.__module__ = "stallwatch"

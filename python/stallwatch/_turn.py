@@ -4,42 +4,34 @@ from __future__ import annotations
 
 import time
 from asyncio import CancelledError
-from collections.abc import AsyncIterable, Callable
-from contextlib import AbstractAsyncContextManager, suppress
+from collections.abc import Callable
+from contextlib import suppress
 from dataclasses import replace
-from typing import TYPE_CHECKING, Any, Literal, Self, TypeVar
+from typing import TYPE_CHECKING, Any, Literal, Self
 
 from stallwatch._allowance import Share
 from stallwatch._cancels import Cancels, is_fatal, patience, running_loop, running_task
 from stallwatch._causes import PhaseViolationError, StallError, UserCancelled
 from stallwatch._events import LateResult, Settled, Unresponsive
 from stallwatch._limits import Limits
-from stallwatch._opening import Unopened
 from stallwatch._outcome import NO_TEXT, Failure, Outcome, Status
 from stallwatch._phase_clock import PhaseClock
 from stallwatch._phase_state import PhaseState
 from stallwatch._phases import Phase
 from stallwatch._retry import record_cause
-from stallwatch._seconds import UNSET, Unset
-from stallwatch._settle import Cause, Settling, close_streams, verdict
+from stallwatch._settle import Cause, Settling, verdict
 from stallwatch._sink import EventSink, OnEvent
 from stallwatch._stallwatch import now
-from stallwatch._stream_guard import StreamGuard
-from stallwatch._suspend import Sleeps
-from stallwatch._text import Transcript
 from stallwatch._tracker import PhaseTracker, Restore
 from stallwatch._turn_budget import TurnBudget
+from stallwatch._turn_spans import TurnSpans
 
 if TYPE_CHECKING:
-    from asyncio import AbstractEventLoop
+    from asyncio import AbstractEventLoop, Future
     from types import TracebackType
 
-    from stallwatch._seconds import Given
 
-T = TypeVar("T")
-
-
-class Turn:
+class Turn(TurnSpans):
     """One run of an agent loop, from prompt to terminal state: `async with Turn(limits) as turn:`.
 
     Clocks, all in seconds and all from `limits`:
@@ -49,7 +41,8 @@ class Turn:
       `HardIdleError`.
     - `turn_budget`, or what is left of a `budget(...)` around it, runs from the start to the end
       and is reset by nothing; it fires as a `BudgetExceeded` event and then `TurnBudgetError`.
-    - each `turn.stream(...)` has the clocks of `guard`.
+    - each `turn.stream(...)` has the clocks of `guard`, and each `turn.tool(...)` a clock of its
+      own, whose fire does not end the turn.
 
     A clock that fires cancels the task of the body; at its exit the block raises the typed cause in
     place of that cancel, with the task's cancel count as before. A cancel from outside goes through
@@ -81,13 +74,10 @@ class Turn:
         on_event: OnEvent = None,
         tracker: PhaseTracker | None = None,
     ) -> None:
-        self.limits: Limits = Limits() if limits is None else limits
-        self.name = name
         self.tracker: PhaseTracker = PhaseTracker() if tracker is None else tracker
         self.outcome: Outcome | None = None
-        self._sink = EventSink(on_event, turn=name)
-        self._sleeps = Sleeps(self._sink)
-        self._streams: list[StreamGuard[Any]] = []
+        self._late: list[str] = []
+        super().__init__(limits, name, EventSink(on_event, turn=name))
         self._early: UserCancelled | None = None
         self._cause: Cause | None = None
         self._also: Cause | None = None
@@ -104,7 +94,7 @@ class Turn:
         self._started_at = 0.0
         self._result: Any = None
 
-    # --- phases and spans ---
+    # --- phases ---
 
     def enter(self, phase: Phase | int) -> None:
         """Enter a phase: see `PhaseTracker.enter`."""
@@ -113,49 +103,6 @@ class Turn:
     def phase(self, phase: Phase | int, *, since: Literal["pause", "keep"] = "pause") -> Restore:
         """Borrow a phase for a `with` block: see `PhaseTracker.enter_transient`."""
         return self.tracker.enter_transient(phase, since=since)
-
-    def stream(
-        self,
-        stream: AsyncIterable[T] | AbstractAsyncContextManager[AsyncIterable[T]] | Unopened[T],
-        *,
-        first_chunk: Given = UNSET,
-        idle: Given = UNSET,
-        warn: float | Literal[Unset.UNSET] | None = UNSET,
-        progress_idle: Given = UNSET,
-        budget: Given = UNSET,
-        is_progress: Callable[[T], object] | None = None,
-        is_terminal: Callable[[T], object] | None = None,
-        text_of: Callable[[T], str | None] | None = None,
-        on_event: OnEvent = None,
-        name: str | None = None,
-    ) -> StreamGuard[T]:
-        """Guard a stream with the turn's limits: see `guard`. Keywords override the turn's limits.
-
-        The turn closes the stream when it settles, keeps its text for the outcome, and puts its own
-        phase on the cause.
-        """
-        limits = self.limits.stream(
-            first_chunk=first_chunk,
-            idle=idle,
-            warn=warn,
-            progress_idle=progress_idle,
-            budget=budget,
-        )
-        guarded: StreamGuard[T] = StreamGuard(
-            stream,
-            limits,
-            sink=EventSink(on_event, turn=self.name, parent=self._sink),
-            transcript=Transcript(
-                is_progress=is_progress, is_terminal=is_terminal, text_of=text_of
-            ),
-            name=name,
-            close_grace=self.limits.close_grace,
-            observe_only=self.limits.observe_only,
-            context=self._where,
-            sleeps=self._sleeps,
-        )
-        self._streams.append(guarded)
-        return guarded
 
     # --- stopping ---
 
@@ -194,6 +141,23 @@ class Turn:
         state = self.tracker.current()
         return {"phase": state.phase, "seq": state.seq}
 
+    def _running(self) -> bool:
+        return self._cancels is not None and self.outcome is None and not self._ending
+
+    def _why(self) -> Cause | Failure | None:
+        return self.cause
+
+    def _left(self) -> float | None:
+        return None if self._settling is None else self._settling.left()
+
+    async def _before_cut(self) -> None:
+        # Only in its own task: a stream may be closed in no other.
+        settling, cancels = self._settling, self._cancels
+        if self._cause is None or settling is None or cancels is None:
+            return
+        if running_task() is cancels.task:
+            await settling.close_streams()
+
     def _named(self) -> dict[str, Any]:
         return {"name": self.name, **self._where()}
 
@@ -230,6 +194,7 @@ class Turn:
         cancels.send()
         if self._settling is not None:
             self._settling.start(waited)
+            self._settling.pursue()
         return True
 
     def _on_again(self) -> None:
@@ -244,6 +209,7 @@ class Turn:
                 event = Unresponsive(at=self._now(), what="body", name=self.name, waited=waited)
                 self._sink.emit(event)
             outside = self._cancels is not None and self._cancels.others
+            self._tools.give_up(self._cause)
             self._end(None, outside=outside)
         if self._gave_up is not None:
             self._gave_up()
@@ -266,7 +232,14 @@ class Turn:
             self._end(None, outside=False)
             raise self._early
         self._cancels = Cancels(task)
-        self._settling = Settling(self.limits.cleanup, self._on_again, self._on_cleanup)
+        self._settling = Settling(
+            self.limits.cleanup,
+            self._on_again,
+            self._on_cleanup,
+            cause=self._why,
+            streams=self._streams,
+            tools=self._tools,
+        )
         self._borrowed = self.tracker.depth
         passive = self.limits.observe_only
         self._share = Share(self.limits.turn_budget, task, passive=passive)
@@ -309,7 +282,7 @@ class Turn:
         interrupted: CancelledError | None = None
         if not isinstance(error, GeneratorExit):  # nothing can be awaited after that
             await cancels.absorb()
-            interrupted = await close_streams(self._streams, settling.left)
+            interrupted = await settling.settle()
         ours = cancels.sent
         # What is left of the count is somebody else's cancel, if it is on its way out of here, was
         # swallowed together with ours, or came after the body had let go.
@@ -374,8 +347,10 @@ class Turn:
             partial="" if done else unfinished,
             placeholder=None if text or done else NO_TEXT,
             tool_args=getattr(cause, "tool_args", None),
+            tools=self._tools.records,
             elapsed=0.0 if self._budget is None else self._budget.elapsed(),
             started_at=self._started_at,
+            late=tuple(self._late),
             result=self._result if done else None,
         )
         self._sink.emit(
@@ -395,6 +370,20 @@ class Turn:
             what = "the body followed its cancel"
         else:
             what = f"the body raised {type(error).__qualname__}: {error}"[:500]
-        if self.outcome is not None:
-            self.outcome = replace(self.outcome, late=(*self.outcome.late, what))
-        self._sink.emit(LateResult(at=self._now(), what="body", name=self.name))
+        self._keep_aside(what, "body", self.name)
+
+    def _on_late_tool(self, name: str, work: Future[Any]) -> None:
+        if work.cancelled():
+            what = f"tool {name!r} followed its cancel"
+        elif error := work.exception():
+            what = f"tool {name!r} raised {type(error).__qualname__}: {error}"[:500]
+        else:
+            what = f"tool {name!r} returned"
+        self._keep_aside(what, "tool", name)
+
+    def _keep_aside(self, text: str, what: str, name: str | None) -> None:
+        if self.outcome is None:
+            self._late.append(text)
+        else:
+            self.outcome = replace(self.outcome, late=(*self.outcome.late, text))
+        self._sink.emit(LateResult(at=self._now(), what=what, name=name))

@@ -1,4 +1,4 @@
-"""The absolute budget of a turn."""
+"""The absolute budget of a turn, of a tool call, or of a `budget(...)` block."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from collections.abc import Callable, Mapping
 from typing import Any
 
 from stallwatch._cancels import running_loop
-from stallwatch._causes import TurnBudgetError
+from stallwatch._causes import StallError, TurnBudgetError
 from stallwatch._events import BudgetExceeded, ObserverStalled
 from stallwatch._phase_clock import CHANCE, HOPS, LATE, RETRY
 from stallwatch._sink import EventSink
@@ -27,22 +27,28 @@ class TurnBudget:
         limit: Seconds; None: it only measures.
         sink: Where events go.
         sleeps: Shared with the turn's other clocks.
-        fire: As of `PhaseClock`.
+        fire: As of `PhaseClock`; gets an `error`.
         fields: What the cause says besides, asked when it fires.
         owner: Whose budget it is, for the event.
         observe_only: Report it, and offer nothing.
+        name: The name of what has the budget, for the event.
+        error: The class of the cause.
         hops: Turns of the loop that a body which is about to end gets to do so.
+        is_about_to_end: Whether it needs one more of them.
     """
 
     __slots__ = (
         "__weakref__",
         "_alarm",
         "_awake",
+        "_error",
         "_fields",
         "_fire",
         "_given_chance",
         "_hops",
+        "_is_about_to_end",
         "_limit",
+        "_name",
         "_observe_only",
         "_open",
         "_owed",
@@ -57,12 +63,15 @@ class TurnBudget:
         limit: float | None,
         sink: EventSink,
         sleeps: Sleeps,
-        fire: Callable[[TurnBudgetError, float], bool],
+        fire: Callable[[Any, float], bool],
         fields: Callable[[], Mapping[str, Any]],
         *,
         owner: str = "turn",
+        name: str | None = None,
+        error: type[StallError] = TurnBudgetError,
         observe_only: bool = False,
         hops: int = HOPS,
+        is_about_to_end: Callable[[], bool] | None = None,
     ) -> None:
         self._limit = limit
         self._observe_only = observe_only
@@ -71,9 +80,12 @@ class TurnBudget:
         self._fire = fire
         self._fields = fields
         self._owner = owner
+        self._name = name
+        self._error = error
+        self._is_about_to_end = is_about_to_end
         self._hops = hops
         self._given_chance = False
-        self._owed: TurnBudgetError | None = None
+        self._owed: StallError | None = None
         self._open = True
         self._awake = sleeps.total()
         self._alarm = Alarm(self._on_due)
@@ -105,7 +117,7 @@ class TurnBudget:
         if late > LATE and not self._given_chance:
             self._given_chance = True
             self._alarm.set(now + CHANCE)
-            self._sink.emit(ObserverStalled(at=now, lateness=late, clock="turn_budget"))
+            self._sink.emit(ObserverStalled(at=now, lateness=late, clock=self._error.kind))
             return
         self._consider(self._limit, self._hops)
 
@@ -114,7 +126,8 @@ class TurnBudget:
         loop = running_loop()
         if not self._open or loop is None:
             return
-        if hops:
+        known = self._is_about_to_end
+        if hops > 0 or (known is not None and hops > -HOPS and known()):
             loop.call_soon(self._consider, limit, hops - 1)
             return
         elapsed = self.elapsed()
@@ -123,6 +136,7 @@ class TurnBudget:
             BudgetExceeded(
                 at=self.now(),
                 owner=self._owner,
+                name=self._name,
                 elapsed=elapsed,
                 limit=limit,
                 lateness=late,
@@ -130,9 +144,9 @@ class TurnBudget:
             )
         )
         if not self._observe_only:
-            self._offer(TurnBudgetError(idle=elapsed, limit=limit, lateness=late, **self._fields()))
+            self._offer(self._error(idle=elapsed, limit=limit, lateness=late, **self._fields()))
 
-    def _offer(self, cause: TurnBudgetError) -> None:
+    def _offer(self, cause: StallError) -> None:
         self._owed = cause
         if not self._fire(cause, self.elapsed() - (cause.idle or 0.0)) and self._open:
             self._alarm.set(self.now() + RETRY)
