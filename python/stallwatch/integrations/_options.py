@@ -23,6 +23,7 @@ class GuardOptions(TypedDict, total=False):
     text_of: Callable[[Any], str | None] | None
     on_event: OnEvent
     name: str | None
+    observe_only: bool
 
 
 class SyncGuardOptions(GuardOptions, total=False):
