@@ -52,13 +52,15 @@ class PhaseTracker(TrackerCore):
     """
 
     __module__ = "stallwatch"
-    __slots__ = ("__weakref__", "_listeners")
+    __slots__ = ("__weakref__", "_at_end", "_listeners")
 
     _listeners: list[Listener]
+    _at_end: list[Callable[[], object]]
 
     def __init__(self, *, strict: bool | None = None) -> None:
         # `strict` went to the core, in `__new__`.
         self._listeners = []
+        self._at_end = []  # called before phases are looked at for the last time
 
     def enter(self, phase: Phase | int) -> None:
         """Enter a phase. Its time starts anew and `seq` grows, also when it is the current one."""
@@ -88,6 +90,8 @@ class PhaseTracker(TrackerCore):
 
         In strict mode it also raises an earlier violation again, in case somebody swallowed it.
         """
+        for callback in self._at_end:
+            callback()
         self._tell(self._assert_clean())
 
     def _watch(self, callback: Listener) -> None:

@@ -6,6 +6,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from functools import partial
 from typing import TYPE_CHECKING, Any
+from weakref import WeakKeyDictionary
 
 from stallwatch._limits import Limits
 from stallwatch._sink import EventSink, OnEvent
@@ -17,7 +18,7 @@ if TYPE_CHECKING:
     from stallwatch._phases import Phase
     from stallwatch._tracker import PhaseTracker, Restore
 
-__all__ = ["Clocks", "Waits"]
+__all__ = ["Clocks", "Waits", "waits_of"]
 
 
 class Waits:
@@ -62,6 +63,11 @@ class Waits:
             self._over.discard(key)
             restore()
 
+    def close(self) -> None:
+        """All waits are over: nobody will say so of those whose framework tells no errors."""
+        for key, _, _ in tuple(self._stack):
+            self.end(key)
+
     @contextmanager
     def phase(self, phase: Phase) -> Iterator[None]:
         """A wait for the time of a block."""
@@ -70,6 +76,18 @@ class Waits:
             yield
         finally:
             self.end(key)
+
+
+def waits_of(turn: Turn) -> Waits:
+    """The waits of a turn, one for all the integrations it is given to."""
+    known = _waits.get(turn)
+    if known is None:
+        known = _waits[turn] = Waits(turn.tracker)
+        turn.tracker._at_end.append(known.close)
+    return known
+
+
+_waits: WeakKeyDictionary[Turn, Waits] = WeakKeyDictionary()
 
 
 class Clocks:
@@ -88,7 +106,7 @@ class Clocks:
         self.turn = watch if isinstance(watch, Turn) else None
         self._limits = watch if isinstance(watch, Limits) else Limits()
         self._on_event = on_event
-        self._waits = None if self.turn is None else Waits(self.turn.tracker)
+        self._waits = None if self.turn is None else waits_of(self.turn)
 
     def stream(
         self,
