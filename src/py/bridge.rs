@@ -19,7 +19,7 @@ use pyo3::{
     types::{PyDict, PyString, PyWeakrefReference},
 };
 
-use super::{clock, deliver, lifecycle, refs, running};
+use super::{aio::Handle, clock, deliver, lifecycle, refs, running};
 use crate::core::{
     clock::Clock,
     shard::{Claim, Fired, Overseer, Shard, Waker},
@@ -73,6 +73,8 @@ pub(crate) struct Bridge {
     reader: File,
     event_loop: refs::Slot,
     burst: Mutex<Burst>,
+    /// The handle whose callback runs now, for the report of an error.
+    running: refs::Slot,
 }
 
 /// The drain under way.
@@ -145,10 +147,17 @@ impl Bridge {
                 // SAFETY: `retain` has made this reference.
                 let target = unsafe { refs::owned(py, payload) };
                 if let Some(callback) = deliver::callback(&target, flags, &fired) {
+                    let handle = target.cast_exact::<Handle>().is_ok().then_some(target);
+                    drop(self.running.replace(py, handle.map(Bound::unbind)));
                     return Some(callback);
                 }
             }
         }
+    }
+
+    /// The handle whose callback was handed out last, if that was a handle's.
+    fn handle(&self, py: Python<'_>) -> Option<Py<PyAny>> {
+        self.running.take(py)
     }
 
     /// Ends a drain early: the rest waits for the loop's next turn.
@@ -160,6 +169,7 @@ impl Bridge {
     }
 
     fn __traverse__(&self, visit: PyVisit<'_>) -> Result<(), PyTraverseError> {
+        self.running.traverse(&visit)?;
         let mut result = self.event_loop.traverse(&visit);
         self.shard.each_strong(|payload| {
             if result.is_ok() && payload != NOBODY {
@@ -275,6 +285,7 @@ fn make(event_loop: &Bound<'_, PyAny>) -> PyResult<Arc<Shard>> {
         reader,
         event_loop: refs::Slot::new(event_loop.clone().unbind()),
         burst: Mutex::default(),
+        running: refs::Slot::empty(),
     };
     let bridge = Bound::new(py, bridge)?;
     // All of the above may have let another thread run, and that one have made a bridge for this loop.

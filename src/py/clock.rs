@@ -58,6 +58,11 @@ pub(crate) fn current() -> Clock {
         .map_or(Clock::Real, |manual| manual.clock())
 }
 
+/// Whether a manual clock is in place.
+pub(crate) fn is_manual() -> bool {
+    IS_MANUAL.load(Ordering::Relaxed)
+}
+
 /// Whether `clock` is the one that objects made now would get.
 pub(crate) fn is_current(clock: &Clock) -> bool {
     if !IS_MANUAL.load(Ordering::Relaxed) {

@@ -3,6 +3,7 @@
 use pyo3::{prelude::*, sync::PyOnceLock};
 
 use super::{
+    aio::{Handle, Timeout},
     alarm::Alarm,
     guard::PullBase,
     wheel::{Deadline, IdleTimer},
@@ -21,6 +22,12 @@ pub(crate) fn callback(target: &Bound<'_, PyAny>, flags: u32, fired: &Fired) -> 
     }
     if let Ok(timer) = target.cast_exact::<Deadline>() {
         return timer.get().callback.take(py);
+    }
+    if let Ok(handle) = target.cast_exact::<Handle>() {
+        return handle.get().take_call(py).map(Bound::unbind);
+    }
+    if let Ok(timeout) = target.cast_exact::<Timeout>() {
+        return timeout.get().expire(py);
     }
     let call = if let Ok(alarm) = target.cast_exact::<Alarm>() {
         alarm.get().callback.get(py)?

@@ -2,6 +2,7 @@
 
 use pyo3::prelude::*;
 
+mod aio;
 mod alarm;
 mod bridge;
 mod clock;
@@ -28,6 +29,9 @@ mod stallwatch_native {
     use super::*;
 
     #[pymodule_export]
+    use super::aio::{Handle, LoopTimers, Timeout, timeout, timeout_at};
+
+    #[pymodule_export]
     use super::{
         alarm::{Alarm, raw_stats},
         bridge::Bridge,
@@ -48,6 +52,7 @@ mod stallwatch_native {
         super::pull::register(m)?;
         super::pull_sync::register(m)?;
         super::construct::register(m.py());
+        super::aio::register(m)?;
         m.add("__version__", env!("CARGO_PKG_VERSION"))
     }
 }

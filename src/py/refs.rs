@@ -19,6 +19,27 @@ impl Slot {
         Self(AtomicPtr::new(object.into_ptr()))
     }
 
+    pub(crate) const fn empty() -> Self {
+        Self(AtomicPtr::new(ptr::null_mut()))
+    }
+
+    /// Of an object; None is empty.
+    pub(crate) fn of(object: &Bound<'_, PyAny>) -> Self {
+        if object.is_none() {
+            Self::empty()
+        } else {
+            Self::new(object.clone().unbind())
+        }
+    }
+
+    /// Puts another reference in and takes the old one out. Dropping it may run any code: hold no lock.
+    pub(crate) fn replace(&self, py: Python<'_>, object: Option<Py<PyAny>>) -> Option<Py<PyAny>> {
+        let new = object.map_or(ptr::null_mut(), Py::into_ptr);
+        // SAFETY: the slot owned the old reference, and owns the new one from here.
+        unsafe { Bound::from_owned_ptr_or_opt(py, self.0.swap(new, Ordering::AcqRel)) }
+            .map(Bound::unbind)
+    }
+
     pub(crate) fn is_empty(&self) -> bool {
         self.0.load(Ordering::Acquire).is_null()
     }
@@ -64,6 +85,12 @@ pub(crate) fn traverse_raw(visit: &PyVisit<'_>, object: usize) -> Result<(), PyT
 /// A reference for the core to keep as a number.
 pub(crate) fn borrow_raw<T>(object: &Bound<'_, T>) -> usize {
     object.as_ptr() as usize
+}
+
+/// How many references there are.
+pub(crate) fn count(object: &Bound<'_, PyAny>) -> isize {
+    // SAFETY: a live object, with the GIL held.
+    unsafe { ffi::Py_REFCNT(object.as_ptr()) }
 }
 
 /// Adds a reference to an object the core names; runs no Python code.

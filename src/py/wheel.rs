@@ -42,7 +42,7 @@ pub(super) fn home(py: Python<'_>, event_loop: Option<&Bound<'_, PyAny>>) -> PyR
 
 /// A timer that runs already if it has a deadline. Its object does not exist yet: [`hold`] makes good for
 /// that. Making an object may start a collection, which lets other threads run; until then it does not fire.
-fn start(shard: &Arc<Shard>, due: Option<u64>, now: u64) -> PyResult<Timer> {
+pub(super) fn start(shard: &Arc<Shard>, due: Option<u64>, now: u64) -> PyResult<Timer> {
     match due {
         Some(due) => Ok(Timer::armed(shard, NOBODY, due, STRONG, now)?),
         None => Ok(Timer::new(shard, 0)),
@@ -50,7 +50,7 @@ fn start(shard: &Arc<Shard>, due: Option<u64>, now: u64) -> PyResult<Timer> {
 }
 
 /// Has the timer keep its new object alive until it has fired or is cancelled.
-fn hold<T>(object: &Bound<'_, T>, timer: &Timer, due: Option<u64>) {
+pub(super) fn hold<T>(object: &Bound<'_, T>, timer: &Timer, due: Option<u64>) {
     timer.set_payload(refs::borrow_raw(object));
     // Its loop may have gone since, and the timer with it.
     if due.is_some() && timer.is_active() {
