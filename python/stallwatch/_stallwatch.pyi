@@ -5,7 +5,9 @@ Sections in the order of `src/py`.
 
 from asyncio import AbstractEventLoop
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Sequence
+from contextvars import Context
 from datetime import timedelta
+from types import TracebackType
 from typing import Any, Final, Literal, Self, TypeAlias, final
 
 from typing_extensions import disjoint_base
@@ -19,19 +21,25 @@ __all__ = [
     "Deadline",
     "DispatchQueue",
     "IdleTimer",
+    "LoopTimers",
     "ManualClock",
     "Pull",
     "PullBase",
     "SyncPull",
+    "Timeout",
+    "TimerHandle",
     "TrackerCore",
     "__version__",
     "bind_phases",
+    "call_later",
     "frozen_until",
     "gap_edges",
     "now",
     "phase_table",
     "raw_stats",
     "set_strict_default",
+    "timeout",
+    "timeout_at",
 ]
 
 __version__: Final[str]
@@ -41,6 +49,117 @@ _Callback: TypeAlias = Callable[[], object]
 _OnDue: TypeAlias = Callable[[float, float, float], object]
 """Told when it was due, when that was found, and for how long the timer thread had overslept."""
 
+# aio
+
+@final
+class Timeout:
+    """Cancels the task of an `async with` block once it is overdue: see `stallwatch.aio.timeout`.
+
+    Runs from entering the block to leaving it, on the loop's own clock. Reset by `reschedule`.
+    Fires as a cancel of the task, which leaves the block as `TimeoutError`. Not affected by
+    anything else.
+
+    Args:
+        when: A moment of the loop's clock, in seconds; None for never.
+    """
+
+    def __new__(cls, when: float | None) -> Self: ...
+    def when(self) -> float | None:
+        """The deadline on the loop's clock, or None."""
+
+    def reschedule(self, when: float | None) -> None:
+        """Moves the deadline; None takes it away.
+
+        Raises:
+            RuntimeError: outside the block, or once the deadline has come.
+        """
+
+    def expired(self) -> bool:
+        """Whether the deadline has come while the block was open."""
+
+    def __aenter__(self) -> Awaitable[Self]: ...
+    def __aexit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        _traceback: TracebackType | None,
+    ) -> Awaitable[None]: ...
+    def _expire(self) -> Callable[[], object] | None: ...
+
+@final
+class TimerHandle:
+    """A callback that an event loop calls at a moment of its clock.
+
+    Answers as an `asyncio.TimerHandle`, `isinstance` included.
+    """
+
+    def cancel(self) -> None:
+        """Takes it back: the callback will not be called."""
+
+    def cancelled(self) -> bool:
+        """Whether `cancel` was called."""
+
+    def when(self) -> float:
+        """The moment on the loop's clock, in seconds."""
+
+    @property
+    def _cancelled(self) -> bool: ...
+    @property
+    def _when(self) -> float: ...
+    def __hash__(self) -> int: ...
+    def __lt__(self, value: object, /) -> bool: ...
+    def __le__(self, value: object, /) -> bool: ...
+    def __gt__(self, value: object, /) -> bool: ...
+    def __ge__(self, value: object, /) -> bool: ...
+    def __eq__(self, value: object, /) -> bool: ...
+    def __ne__(self, value: object, /) -> bool: ...
+
+@final
+class LoopTimers:
+    """What stands in the place of a loop's `call_later` and `call_at`."""
+
+    def __new__(
+        cls,
+        event_loop: AbstractEventLoop,
+        call_later: Callable[..., Any],
+        call_at: Callable[..., Any],
+    ) -> Self: ...
+    def call_later(
+        self,
+        delay: float,
+        callback: Callable[..., object],
+        *args: Any,
+        context: Context | None = None,
+    ) -> Any:
+        """As the loop's `call_later`, on the wheel."""
+
+    def call_at(
+        self,
+        when: float,
+        callback: Callable[..., object],
+        *args: Any,
+        context: Context | None = None,
+    ) -> Any:
+        """As the loop's `call_at`, on the wheel."""
+
+def call_later(
+    event_loop: AbstractEventLoop, delay: float, callback: Callable[..., object], *args: Any
+) -> TimerHandle:
+    """A timer of a loop, whether or not its own methods were replaced."""
+
+def timeout(delay: float | None) -> Timeout:
+    """As `asyncio.timeout`, on the wheel: an `async with` block to be over in so many seconds.
+
+    Args:
+        delay: Seconds; None for no deadline, 0 and less for the loop's next turn.
+
+    Raises:
+        ValueError: for NaN.
+    """
+
+def timeout_at(when: float | None) -> Timeout:
+    """As `asyncio.timeout_at`, on the wheel: the deadline is a moment of the loop's clock."""
+
 # bridge
 
 @final
@@ -49,6 +168,9 @@ class Bridge:
 
     def begin(self) -> None:
         """Begins a drain: empties the descriptor and takes what has fired."""
+
+    def handle(self) -> TimerHandle | None:
+        """The handle whose callback was handed out last, if that was a handle's."""
 
     def next_callback(self) -> _Callback | None:
         """The next callback that is due, or None.

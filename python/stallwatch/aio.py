@@ -1,4 +1,4 @@
-"""Drop-ins for asyncio's own timers, on the wheel: same meaning, same errors, a fraction of the cost.
+"""Drop-ins for asyncio's own timers, on the wheel: same meaning, same errors, less cost.
 
 `timeout`, `timeout_at`, `Timeout`, `wait_for` and `sleep` stand in for asyncio's of the same name.
 `install` puts `call_later` and `call_at` of an existing loop on the wheel, so that code which knows
@@ -18,7 +18,14 @@ from collections.abc import Awaitable, Callable, Coroutine
 from types import coroutine
 from typing import TYPE_CHECKING, Any, Final, TypeVar, cast, overload
 
-from stallwatch._stallwatch import LoopTimers, Timeout, TimerHandle, timeout, timeout_at
+from stallwatch._stallwatch import (
+    LoopTimers,
+    Timeout,
+    TimerHandle,
+    call_later,
+    timeout,
+    timeout_at,
+)
 
 if TYPE_CHECKING:
     from collections.abc import Generator
@@ -92,7 +99,7 @@ def uninstall(loop: AbstractEventLoop | None = None) -> None:
 
 
 def new_event_loop() -> AbstractEventLoop:
-    """A loop of the running policy's kind, with `install` done: for `asyncio.Runner(loop_factory=)`."""
+    """A loop of the policy's kind with `install` done: for `asyncio.Runner(loop_factory=)`."""
     loop = asyncio.new_event_loop()
     install(loop)
     return loop
@@ -204,12 +211,12 @@ async def sleep(delay: float, result: Any = None) -> Any:
     Raises:
         ValueError: for NaN.
     """
-    if delay <= 0:
+    if delay <= 0:  # the wheel refuses NaN
         await _turn()
         return result
     loop = asyncio.get_running_loop()
     future: Future[Any] = loop.create_future()
-    handle = LoopTimers(loop, loop.call_later, loop.call_at).call_later(delay, _finish, future, result)
+    handle = call_later(loop, delay, _finish, future, result)
     try:
         return await future
     finally:

@@ -29,7 +29,7 @@ mod stallwatch_native {
     use super::*;
 
     #[pymodule_export]
-    use super::aio::{Handle, LoopTimers, Timeout, timeout, timeout_at};
+    use super::aio::{Handle, LoopTimers, Timeout, call_later, timeout, timeout_at};
 
     #[pymodule_export]
     use super::{

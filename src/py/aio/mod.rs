@@ -11,7 +11,7 @@ mod timers;
 
 pub(crate) use handle::Handle;
 pub(crate) use scope::{Timeout, timeout, timeout_at};
-pub(crate) use timers::LoopTimers;
+pub(crate) use timers::{LoopTimers, call_later};
 
 pub(crate) fn register(m: &pyo3::Bound<'_, pyo3::types::PyModule>) -> pyo3::PyResult<()> {
     done::register(m.py())

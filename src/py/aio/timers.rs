@@ -33,7 +33,7 @@ impl LoopTimers {
         event_loop.ok_or_else(|| PyRuntimeError::new_err("Event loop is closed"))
     }
 
-    /// Whether the loop's own method is to be asked instead.
+    /// Whether the loop's own method is to be asked instead; an error if the loop is closed.
     fn is_theirs(&self, event_loop: &Bound<'_, PyAny>) -> PyResult<bool> {
         let py = event_loop.py();
         let (debug, closed) = if self.plain {
@@ -51,7 +51,10 @@ impl LoopTimers {
                     .is_truthy()?,
             )
         };
-        Ok(debug || closed)
+        if closed {
+            return Err(PyRuntimeError::new_err("Event loop is closed"));
+        }
+        Ok(debug)
     }
 }
 
@@ -85,7 +88,7 @@ impl LoopTimers {
         call_later: &Bound<'_, PyAny>,
         call_at: &Bound<'_, PyAny>,
     ) -> PyResult<Self> {
-        bridge::shard_of(event_loop)?;
+        // The loop hears of the wheel with its first timer, not before.
         Ok(Self {
             event_loop: refs::Slot::of(event_loop),
             call_later: refs::Slot::of(call_later),
@@ -154,4 +157,19 @@ impl LoopTimers {
             self.call_at.take(py),
         ));
     }
+}
+
+/// A timer of a loop, whether or not its own methods were replaced. `delay` is above 0.
+#[pyfunction]
+#[pyo3(signature = (event_loop, delay, callback, *args))]
+pub(crate) fn call_later<'py>(
+    event_loop: &Bound<'py, PyAny>,
+    delay: &Bound<'py, PyAny>,
+    callback: &Bound<'py, PyAny>,
+    args: &Bound<'py, PyTuple>,
+) -> PyResult<Bound<'py, Handle>> {
+    let shard = bridge::shard_of(event_loop)?;
+    let when = looptime::later(looptime::now(event_loop, &shard)?, delay)?;
+    let due = looptime::due(event_loop, &shard, when)?;
+    Handle::make(event_loop.py(), &shard, (when, due), callback, args, None)
 }
