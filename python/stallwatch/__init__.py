@@ -14,6 +14,7 @@ TYPE_CHECKING = False
 if TYPE_CHECKING:
     from typing import Any
 
+    from stallwatch import aio as aio
     from stallwatch import faults as faults
     from stallwatch import testing as testing
     from stallwatch import wheel as wheel
@@ -186,7 +187,7 @@ _WHERE = {
     "wheel": "Lateness WheelStats wheel_stats",
 }
 _HOME = {name: module for module, names in _WHERE.items() for name in names.split()}
-_MODULES = ("faults", "testing", "wheel")
+_MODULES = ("aio", "faults", "testing", "wheel")
 
 
 def __getattr__(name: str) -> "Any":
