@@ -20,6 +20,7 @@ COMMANDS: dict[str, tuple[str, str]] = {
     ),
     "faults": ("run a provider that misbehaves, on loopback", "stallwatch.cli.faults"),
     "turns": ("list and show the turns of a store", "stallwatch.cli.turns"),
+    "view": ("draw a turn of a store as a page", "stallwatch.cli.view"),
 }
 
 
