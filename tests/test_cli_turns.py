@@ -18,6 +18,8 @@ from stallwatch import (
     SQLiteStore,
     Status,
     StreamIdleError,
+    ToolRecord,
+    ToolState,
 )
 from stallwatch.cli import main
 from stallwatch.cli.turns import SCHEMA
@@ -128,18 +130,17 @@ def test_one_turn_is_shown_whole(path: Path, capsys: pytest.CaptureFixture[str])
 
 def test_tools_are_shown(path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     """Each with its state, time and cause; the list counts those that did not complete."""
-    cause = HardIdleError(idle=540.0, limit=540.0).to_dict()
-    tools = [
-        {"name": "bash", "state": "unresponsive", "elapsed": 12.0, "cause": cause},
-        {"name": "grep", "state": "completed", "elapsed": 0.5, "cause": None},
-    ]
-    data = {**Outcome(status=Status.STALLED, turn="with tools").to_dict(), "tools": tools}
+    tools = (
+        ToolRecord(
+            name="bash",
+            state=ToolState.UNRESPONSIVE,
+            elapsed=12.0,
+            cause=HardIdleError(idle=540.0, limit=540.0),
+        ),
+        ToolRecord(name="grep", state=ToolState.COMPLETED, elapsed=0.5),
+    )
     with SQLiteStore(path) as store:
-        store.finish("tooled", Outcome(status=Status.STALLED, turn="with tools"))
-        with store._connection() as connection:
-            connection.execute(
-                "UPDATE turns SET record = ? WHERE id = 'tooled'", (json.dumps(data),)
-            )
+        store.finish("tooled", Outcome(status=Status.STALLED, turn="with tools", tools=tools))
     main(["turns", str(path), "--name", "with tools"])
     main(["turns", str(path), "tooled"])
     printed = capsys.readouterr().out

@@ -12,6 +12,7 @@ import threading
 import time
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -29,6 +30,8 @@ from stallwatch import (
     StoredTurn,
     StoreError,
     StreamIdleError,
+    ToolRecord,
+    ToolState,
     TurnOwner,
     UserCancelled,
 )
@@ -242,6 +245,26 @@ def test_a_sweep_interrupts_what_was_left(
     assert store.sweep() == []
     assert store.finish(left, Outcome(status=Status.COMPLETED)) is False
     assert [one.id for one in store.turns(status=RUNNING)] == [mine]
+
+
+def test_a_sweep_ends_tools_too(store: OutcomeStore, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A tool that ran in the process that is gone has stopped with it; others stay as they were."""
+    tools = (
+        ToolRecord(name="bash", state=ToolState.RUNNING, elapsed=3.0, limit=9.0),
+        ToolRecord(name="grep", state=ToolState.COMPLETED, elapsed=1.0),
+    )
+    left = owned(store, gone(), monkeypatch)
+    store.checkpoint(left, so_far("half", tools=tools))
+    before = store.get(left)
+    store.sweep()
+    after = store.get(left)
+
+    assert before is not None
+    assert before.record.tools == tools
+    assert after is not None
+    assert after.outcome == so_far(
+        "half", tools=(replace(tools[0], state=ToolState.INTERRUPTED), tools[1])
+    )
 
 
 def test_a_live_owner_is_left_alone(store: OutcomeStore, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -213,7 +213,10 @@ class MemoryStore:
         return [
             one.id
             for one in running
-            if one.owner in gone and self._write(one.id, one.record, Status.INTERRUPTED.value, None)
+            if one.owner in gone
+            and self._write(
+                one.id, Outcome.from_dict(as_left(one.data)), Status.INTERRUPTED.value, None
+            )
         ]
 
     def get(self, turn_id: str) -> StoredTurn | None:
@@ -279,3 +282,20 @@ def as_running(record: Outcome) -> Outcome:
         placeholder=record.placeholder or (None if record.text else NO_TEXT),
         result=None,
     )
+
+
+def as_left(data: Mapping[str, Any]) -> dict[str, Any]:
+    """The terminal record of a turn whose process is gone, from the last one that it left.
+
+    What ran in that process has stopped with it, tools too.
+    """
+    tools = data.get("tools")
+    if not isinstance(tools, list):
+        return dict(data)
+    return {
+        **data,
+        "tools": [
+            {**tool, "state": Status.INTERRUPTED.value} if tool.get("state") == RUNNING else tool
+            for tool in tools
+        ],
+    }

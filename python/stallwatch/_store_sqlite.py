@@ -22,7 +22,7 @@ from typing import Any, Final, Self, TypeVar
 
 from stallwatch._outcome import Outcome, Status
 from stallwatch._owner import TurnOwner
-from stallwatch._store import RUNNING, StoredTurn, StoreError, as_running
+from stallwatch._store import RUNNING, StoredTurn, StoreError, as_left, as_running
 
 __all__ = ["SQLiteStore"]
 
@@ -142,18 +142,26 @@ class SQLiteStore:
         gone = [owner for owner in owners if TurnOwner(*owner).is_gone()]
         if not gone:
             return []
-        now = time.time()
+        swept, now = [], time.time()
         with self._connection() as connection, _transaction(connection):
-            return [
-                str(turn_id)
-                for owner in gone
-                for (turn_id,) in connection.execute(
-                    "UPDATE turns SET status = ?, ended = ? WHERE status = 'running' AND "
-                    "owner_pid = ? AND owner_start = ? AND owner_boot = ? AND owner_namespace = ? "
-                    "RETURNING id",
-                    (Status.INTERRUPTED.value, now, *owner),
+            for owner in gone:
+                left = connection.execute(
+                    "SELECT id, record FROM turns WHERE status = 'running' AND owner_pid = ? "
+                    "AND owner_start = ? AND owner_boot = ? AND owner_namespace = ?",
+                    owner,
                 ).fetchall()
-            ]
+                for turn_id, record in left:
+                    connection.execute(
+                        "UPDATE turns SET status = ?, ended = ?, record = ? WHERE id = ?",
+                        (
+                            Status.INTERRUPTED.value,
+                            now,
+                            json.dumps(as_left(json.loads(record))),
+                            turn_id,
+                        ),
+                    )
+                    swept.append(str(turn_id))
+        return swept
 
     def _write(
         self, turn_id: str, record: Outcome, status: str, timeline: Mapping[str, Any] | None
