@@ -67,16 +67,19 @@ class Classifier:
     Attributes:
         plain_text: The stream is known to consist of plain `str` chunks: each is its own text,
             and progress if not empty. `classify` need not be called for them any more.
+
+    Args:
+        raw_sse: The chunks are known to be server-sent events as they came, cut anywhere.
     """
 
     __slots__ = ("_cold", "_live", "_memory", "plain_text")
 
-    def __init__(self) -> None:
+    def __init__(self, *, raw_sse: bool = False) -> None:
         self.plain_text = False
         self._memory = Memory()
         # Two readings of the same wire: `classify` is ahead of `fold`, which comes when needed.
-        self._live: sse.Wire | None = None
-        self._cold: sse.Wire | None = None
+        self._live = sse.Wire(sse.SSE, raw=True) if raw_sse else None
+        self._cold = sse.Wire(sse.SSE, raw=True) if raw_sse else None
 
     @property
     def speaks_protocol(self) -> bool:

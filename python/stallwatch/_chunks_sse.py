@@ -48,6 +48,10 @@ class Wire:
 
     Attributes:
         mode: `UNDECIDED`, `PLAIN` or `SSE`. May be set beforehand by who knows it already.
+
+    Args:
+        mode: The same.
+        raw: It is known to be framed as it came.
     """
 
     __slots__ = (
@@ -66,14 +70,14 @@ class Wire:
         "mode",
     )
 
-    def __init__(self, mode: int = UNDECIDED) -> None:
+    def __init__(self, mode: int = UNDECIDED, *, raw: bool = False) -> None:
         self.mode = mode
         self._decode = codecs.getincrementaldecoder("utf-8")("replace")
         self._head: list[str] = []  # chunks before the decision
         self._open = ""  # their last line, if it had no newline
-        self._framing = _UNKNOWN
+        self._framing = _RAW if raw else _UNKNOWN
         self._tail: list[str] = []  # raw: the line that has no newline yet
-        self._sure = False  # raw: a newline was seen, it is not a guess
+        self._sure = raw  # raw: a newline was seen, it is not a guess
         self._skip_lf = False  # raw: the last chunk ended in CR, its LF may follow
         self._last = ""  # lines: the last line, in case it was only the start of one
         self._last_kind = ALIVE

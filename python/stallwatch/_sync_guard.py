@@ -16,7 +16,7 @@ from __future__ import annotations
 
 import sys
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING, Any, Final, Generic, TypeVar
 
 from stallwatch._abort import release_of
@@ -62,6 +62,7 @@ class SyncStreamGuard(Watched, SyncPull, Generic[T]):
         name: str | None = None,
         abort: Any = None,
         observe_only: bool = False,
+        context: Callable[[], Mapping[str, Any]] | None = None,
     ) -> None:
         self._watch(
             stream,
@@ -71,7 +72,7 @@ class SyncStreamGuard(Watched, SyncPull, Generic[T]):
             name=name,
             close_grace=None,
             observe_only=observe_only,
-            context=None,
+            context=context,
             sleeps=None,
         )
         self._abort = abort

@@ -14,7 +14,7 @@ import weakref
 from collections.abc import AsyncIterator, Callable, Iterator
 from typing import Any, Final, Protocol
 
-__all__ = ["tap"]
+__all__ = ["class_with_base", "tap"]
 
 _RESPONSES: Final = ("response", "_response")
 """Where an SDK's stream has its response; OpenAI's `stream()` has no public name for it."""
@@ -151,7 +151,19 @@ def _bases_of(kind: type) -> tuple[type, ...]:
     return found if len({base.__name__ for base in found}) == 1 else ()
 
 
-@functools.cache
 def _class_of(bases: tuple[type, ...]) -> Any:
-    mine: type = _AsyncTap if bases[0].__name__ == _ASYNC else _SyncTap
-    return type(mine.__name__, (mine, *bases), {"__module__": __name__})
+    return _mixed(_AsyncTap if bases[0].__name__ == _ASYNC else _SyncTap, bases)
+
+
+def class_with_base(mine: type, name: str, stream: object) -> Any:
+    """`mine`, made a byte stream of the kind `name` in the library that made `stream`.
+
+    None if `stream` is of no such kind.
+    """
+    bases = tuple(base for base in type(stream).__mro__ if base.__name__ == name)
+    return _mixed(mine, bases) if bases else None
+
+
+@functools.cache
+def _mixed(mine: type, bases: tuple[type, ...]) -> Any:
+    return type(mine.__name__, (mine, *bases), {"__module__": mine.__module__})
