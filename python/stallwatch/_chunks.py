@@ -1,8 +1,9 @@
 """Known chunk kinds of providers: what is progress, what is the end, what text a chunk carries.
 
 Knows OpenAI chat completions and responses, Anthropic messages and Google generateContent, as SDK
-objects, as dicts parsed from the wire, and as raw SSE text or bytes; any other `str` is its own
-text. SDKs are recognised by the shape of their classes, never imported. No clock, no I/O.
+objects, as dicts parsed from the wire, and as raw SSE text or bytes, and LangChain's message
+chunks; any other `str` is its own text. Classes are recognised by their shape, nothing is imported.
+No clock, no I/O.
 
 `docs/chunks.md` lists every kind; `_chunks_kinds` holds the tables and the reasons.
 """
@@ -23,6 +24,7 @@ from stallwatch._chunks_kinds import (
     TERMINAL,
     WRAPPER_CLASSES,
 )
+from stallwatch._chunks_messages import MESSAGE_CLASSES, as_chat, message_in
 from stallwatch._chunks_read import (
     Memory,
     Pieces,
@@ -176,6 +178,9 @@ class Classifier:
         wrapped = WRAPPER_CLASSES.get(kind)
         if wrapped is not None and has_any(chunk, wrapped):
             chunk = getattr(chunk, wrapped)
+        message = message_in((chunk,))
+        if message is not None:
+            chunk = as_chat(message)
         collect(self._memory, chunk, into)
 
 
@@ -207,6 +212,10 @@ def _handler_for(cls: type, chunk: object) -> Handler:
     wrapped = WRAPPER_CLASSES.get(cls.__name__)
     if wrapped is not None and has_any(chunk, wrapped):
         return _unwrap
+    if cls.__name__ in MESSAGE_CLASSES:
+        return _message
+    if issubclass(cls, tuple):
+        return _pair
     declared = _declared(cls)
     if declared is None:
         # Fields live on the instance alone, so two chunks of this class may differ.
@@ -285,6 +294,16 @@ def _event_items(chunk: Any) -> list[sse.Item]:
 
 def _unwrap(classifier: Classifier, chunk: Any) -> int:
     return classifier.classify(getattr(chunk, WRAPPER_CLASSES[type(chunk).__name__]))
+
+
+def _message(classifier: Classifier, chunk: Any) -> int:
+    return chat_flags(classifier._memory, as_chat(chunk))
+
+
+def _pair(classifier: Classifier, chunk: tuple[Any, ...]) -> int:
+    message = message_in(chunk)
+    # Out of a graph, where other messages may follow.
+    return PROGRESS if message is None else _message(Classifier(), message) & ~TERMINAL
 
 
 def _unknown(classifier: Classifier, chunk: Any) -> int:
