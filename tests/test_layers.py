@@ -36,7 +36,7 @@ LAYERS = (
     "_settle",
     "_guard _guard_sync _sync_guard _stream_guard _watched _abort _close _cancels _suspend "
     "_opening _helpers _phase_clock _watchdog _tap _store _store_sqlite "
-    "_turn_budget _tool_call _tools",
+    "_turn_budget _tool_call _tools _active",
     "_outcome _allowance _chunks _chunks_kinds _chunks_messages _chunks_read _chunks_sse _text "
     "_retry _tracker wheel _bridge _dispatch _timeline _tool_record _failure",
     "_limits _phases _events _causes _seconds _sink _plain _phase_state _stream_stats _owner "

@@ -18,6 +18,7 @@ if TYPE_CHECKING:
     from stallwatch import faults as faults
     from stallwatch import testing as testing
     from stallwatch import wheel as wheel
+    from stallwatch._active import Active, ActiveSpan, ActiveTurn, active
     from stallwatch._allowance import remaining
     from stallwatch._budget import Budget, budget
     from stallwatch._causes import (
@@ -79,6 +80,9 @@ if TYPE_CHECKING:
     __version__: str
 
 __all__ = [
+    "Active",
+    "ActiveSpan",
+    "ActiveTurn",
     "Budget",
     "BudgetExceeded",
     "ChildIdle",
@@ -139,6 +143,7 @@ __all__ = [
     "UserCancelled",
     "Watchdog",
     "WheelStats",
+    "active",
     "budget",
     "cause_of",
     "giveup_if_stalled",
@@ -152,6 +157,7 @@ __all__ = [
 ]
 
 _WHERE = {
+    "_active": "Active ActiveSpan ActiveTurn active",
     "_allowance": "remaining",
     "_budget": "Budget budget",
     "_causes": (

@@ -9,6 +9,7 @@ from contextlib import suppress
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any, Literal, Self
 
+from stallwatch._active import enrol, enrol_body, strike_off, strike_off_body
 from stallwatch._allowance import Share
 from stallwatch._cancels import Cancels, is_fatal, patience, running_loop, running_task
 from stallwatch._causes import PhaseViolationError, StallError, UserCancelled
@@ -208,6 +209,8 @@ class Turn(TurnSpans):
                 waited = self.limits.cleanup or 0.0
                 event = Unresponsive(at=self._now(), what="body", name=self.name, waited=waited)
                 self._sink.emit(event)
+                if self._cancels is not None:
+                    enrol_body(self, self._cancels.task)
             outside = self._cancels is not None and self._cancels.others
             self._tools.give_up(self._cause)
             self._end(None, outside=outside)
@@ -259,6 +262,7 @@ class Turn(TurnSpans):
             self._sleeps,
             self._cancels.accept,
         )
+        enrol(self)
         return self
 
     async def __aexit__(
@@ -270,6 +274,7 @@ class Turn(TurnSpans):
         cancels, settling = self._cancels, self._settling
         if cancels is None or settling is None:
             raise RuntimeError("this Turn was not entered")
+        strike_off_body(self)
         if self.outcome is not None:
             self._note_late(error)
         violation = self._check_phases() if error is None else None
@@ -323,6 +328,7 @@ class Turn(TurnSpans):
 
     def _end(self, error: BaseException | None, *, outside: bool) -> None:
         """Writes the outcome, once."""
+        strike_off(self)
         self._stop_clocks()
         status, cause = verdict(self._cause, error, outside=outside)
         state = self._stopped or self.tracker.current()
