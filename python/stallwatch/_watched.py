@@ -48,15 +48,16 @@ _CHANCE: Final = 0.05
 
 
 class Verdict:
-    """A clock that has run out."""
+    """A clock that has run out, and where: what comes after that may be somewhere else."""
 
-    __slots__ = ("clock", "lateness", "limit", "measured")
+    __slots__ = ("clock", "lateness", "limit", "measured", "where")
 
     def __init__(self, clock: int, measured: float, limit: float) -> None:
         self.clock = clock
         self.measured = measured
         self.limit = limit
         self.lateness = max(0.0, measured - limit)
+        self.where: Mapping[str, Any] = {}
 
 
 def pull_arguments(limits: StreamLimits) -> tuple[float | None, ...]:
@@ -272,6 +273,8 @@ class Watched(_Native):
 
     def _report(self, verdict: Verdict, *, would: bool = False) -> Verdict:
         if verdict.clock != LINGER:
+            if self._context is not None:
+                verdict.where = self._context()
             self._stalls += 1
             numbers = self._numbers()
             self._sink.emit(
@@ -304,8 +307,7 @@ class Watched(_Native):
             partial=self._transcript.text,
             tool_args=self._transcript.tool_args,
         )
-        if self._context is not None:
-            cause.annotate(**self._context())
+        cause.annotate(**verdict.where)
         self._cause = cause
         return cause
 
