@@ -122,6 +122,10 @@ impl Handle {
         self.when
     }
 
+    /// asyncio's own `call_later` looks at it, which somebody may have kept from before `install`.
+    #[getter(_source_traceback)]
+    fn source(&self) {}
+
     /// `isinstance(handle, asyncio.TimerHandle)` is true.
     #[getter(__class__)]
     fn class(&self, py: Python<'_>) -> PyResult<Py<PyType>> {
