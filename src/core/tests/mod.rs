@@ -5,6 +5,7 @@
 #![allow(clippy::unwrap_used)]
 
 mod close;
+mod day;
 mod deliver;
 mod driver;
 mod lazy;
