@@ -10,7 +10,7 @@ PYTHONS ?= $(shell for python in "$$(pyenv root 2>/dev/null)"/versions/*/bin/pyt
 	"$$python" -c 'import sys; sys.exit(sys.version_info < (3, 11))' 2>/dev/null && echo "$$python"; done)
 RUST_SRC := $(shell find src -name '*.rs' 2>/dev/null) Cargo.toml Cargo.lock
 
-.PHONY: help demo test test-all test-rust test-python lint fmt loom bench bench-quick figures all clean check-tools build
+.PHONY: help demo test test-all test-rust test-python lint fmt loom soak bench bench-quick figures all clean check-tools build
 
 help:
 	@echo "make demo   run the main job against a fault server on loopback"
@@ -18,6 +18,7 @@ help:
 	@echo "make lint   every linter and type check"
 	@echo "make test-all  the same on every Python that pyenv has"
 	@echo "make loom   model-check the concurrent core"
+	@echo "make soak   minutes of random use, far from any test's patience"
 	@echo "make bench  the figures, beside their peers; bench-quick for a look"
 	@echo "make all    lint test loom demo"
 
@@ -77,6 +78,9 @@ fmt: build
 
 loom: check-tools
 	RUSTFLAGS="--cfg loom" cargo test --quiet --release --lib --target-dir target/loom loom
+
+soak: build
+	$(BIN)/python tests/soak_wheel.py --seconds 60
 
 bench: build
 	cargo bench --quiet

@@ -5,7 +5,7 @@
 
 use std::sync::{
     OnceLock,
-    atomic::{AtomicU8, AtomicU64, Ordering},
+    atomic::{AtomicBool, AtomicU8, AtomicU64, Ordering},
 };
 
 use pyo3::{
@@ -31,6 +31,8 @@ const NAMES: [&str; 5] = ["created", "active", "expiring", "expired", "finished"
 pub(crate) struct Timeout {
     state: AtomicU8,
     cancelling: AtomicU64,
+    /// Whether somebody's cancel was on its way already when the block began.
+    doomed: AtomicBool,
     /// Of the loop in which it was entered. The block keeps the object alive, so the timer need not.
     timer: OnceLock<Timer>,
     when: refs::Slot,
@@ -97,6 +99,12 @@ impl Timeout {
             .call_method0(intern!(py, "cancelling"))?
             .extract::<u64>()?;
         this.cancelling.store(cancelling, Ordering::Relaxed);
+        if cancelling > 0 {
+            // Not every kind of task tells.
+            let doomed = task.getattr_opt(intern!(py, "_must_cancel"))?;
+            let doomed = doomed.map_or(Ok(false), |doomed| doomed.is_truthy())?;
+            this.doomed.store(doomed, Ordering::Relaxed);
+        }
         drop(this.task.replace(py, Some(task.unbind())));
         this.set(ENTERED);
         if let Some(when) = this.deadline(py)? {
@@ -135,6 +143,7 @@ impl Timeout {
         Ok(Self {
             state: AtomicU8::new(CREATED),
             cancelling: AtomicU64::new(0),
+            doomed: AtomicBool::new(false),
             timer: OnceLock::new(),
             when: refs::Slot::of(when),
             task: refs::Slot::empty(),
@@ -211,10 +220,16 @@ impl Timeout {
                 this.set(EXPIRED);
                 let task = this.task.take(py);
                 let before = this.cancelling.load(Ordering::Relaxed);
-                if let Some(task) = task
-                    && task.call_method0(py, "uncancel")?.extract::<u64>(py)? <= before
-                    && !kind.is_none()
-                {
+                let Some(task) = task else {
+                    return done::nothing(py);
+                };
+                let left = task
+                    .call_method0(py, intern!(py, "uncancel"))?
+                    .extract::<u64>(py)?;
+                // A cancel that was there before the block is what leaves it, unless it was taken
+                // back meanwhile: asyncio takes it for the deadline's, and it is lost.
+                let doomed = this.doomed.load(Ordering::Relaxed) && left == before;
+                if left <= before && !doomed && !kind.is_none() {
                     // What becomes of the cancel differs between versions of asyncio.
                     py.import("stallwatch._bridge")?
                         .getattr("convert")?
