@@ -1,4 +1,4 @@
-"""Drop-ins where public test suites do not look: after the exit, on equal deadlines, before the start."""
+"""Drop-ins where test suites do not look: after the exit, on equal deadlines, before the start."""
 
 from __future__ import annotations
 
@@ -12,11 +12,11 @@ from collections.abc import Callable
 from typing import Any
 
 import pytest
-from test_aio import LOOPS, fresh, run
 
 from stallwatch import aio
 from stallwatch.testing import ManualClock
 from stallwatch.wheel import Deadline, wheel_stats
+from test_aio import LOOPS, fresh, run
 
 # --- after the exit ---
 
@@ -104,7 +104,7 @@ def test_a_block_left_on_its_very_deadline_disturbs_nobody(kind: str) -> None:
 
 @pytest.mark.parametrize("kind", LOOPS)
 def test_blocks_with_the_same_deadline_have_both_expired(kind: str) -> None:
-    """Of nested blocks with one deadline both expire, the outer raises, and the count is balanced."""
+    """Of nested blocks with one deadline both expire, the outer raises; the count is balanced."""
 
     async def main() -> None:
         loop = asyncio.get_running_loop()
@@ -162,7 +162,7 @@ def test_a_hundred_blocks_of_one_deadline_expire_together(kind: str) -> None:
 
 @pytest.mark.parametrize("delay", [0, -1, 0.001])
 def test_a_cancel_on_its_way_is_not_taken_for_the_deadline(delay: float) -> None:
-    """A task that was told to stop before it came to a block that is over at once ends cancelled."""
+    """A task that was told to stop before a block that is over at once ends cancelled."""
 
     async def main() -> None:
         async def body() -> None:
