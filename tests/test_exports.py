@@ -14,7 +14,7 @@ import pytest
 import stallwatch
 from stallwatch import faults, testing, wheel
 
-SUBMODULES = {"aio", "faults", "testing", "wheel"}
+SUBMODULES = {"aio", "child", "faults", "testing", "wheel"}
 
 
 def declared() -> set[str]:

@@ -75,6 +75,7 @@ if TYPE_CHECKING:
     from stallwatch._tracker import PhaseTracker, Restore
     from stallwatch._turn import Turn
     from stallwatch._watchdog import Watchdog
+    from stallwatch.child import ChildOutcome, run_child, run_child_sync
     from stallwatch.wheel import Lateness, WheelStats, wheel_stats
 
     __version__: str
@@ -87,6 +88,7 @@ __all__ = [
     "BudgetExceeded",
     "ChildIdle",
     "ChildIdleError",
+    "ChildOutcome",
     "CoverageLost",
     "Deadline",
     "Event",
@@ -152,6 +154,8 @@ __all__ = [
     "is_retryable",
     "remaining",
     "retry_unless_stalled",
+    "run_child",
+    "run_child_sync",
     "run_turn",
     "wheel_stats",
 ]
@@ -190,10 +194,11 @@ _WHERE = {
     "_tracker": "PhaseTracker Restore",
     "_turn": "Turn",
     "_watchdog": "Watchdog",
+    "child": "ChildOutcome run_child run_child_sync",
     "wheel": "Lateness WheelStats wheel_stats",
 }
 _HOME = {name: module for module, names in _WHERE.items() for name in names.split()}
-_MODULES = ("aio", "faults", "testing", "wheel")
+_MODULES = ("aio", "child", "faults", "testing", "wheel")
 
 
 def __getattr__(name: str) -> "Any":

@@ -192,7 +192,7 @@ class ToolEnded(Event):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ChildIdle(Event):
-    """A child process gave no sign of life for its limit."""
+    """A child process gave no sign of life for its limit; with `warning`, for half of it so far."""
 
     __module__ = "stallwatch"
     event = "child_idle"
@@ -203,6 +203,7 @@ class ChildIdle(Event):
     limit: float
     lateness: float = 0.0
     would_have_fired: bool = False
+    warning: bool = False
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

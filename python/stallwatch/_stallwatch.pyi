@@ -18,6 +18,8 @@ from stallwatch._phases import Phase
 __all__ = [
     "Alarm",
     "Bridge",
+    "ChildHandle",
+    "ChildPlan",
     "Deadline",
     "DispatchQueue",
     "IdleTimer",
@@ -183,6 +185,78 @@ class Bridge:
 
     def put_back(self) -> None:
         """Ends a drain early: the rest waits for the loop's next turn."""
+
+# child
+
+@final
+class ChildPlan:
+    """How a child is watched: durations in seconds, None for off; `progress` is a sum of bits."""
+
+    def __new__(
+        cls,
+        *,
+        idle: float | None,
+        warn: float | None,
+        budget: float | None,
+        max_runtime: float | None,
+        kill_grace: float | None,
+        drain_grace: float | None,
+        progress: int,
+        cap: int,
+        live: bool,
+        observe_only: bool,
+    ) -> Self: ...
+
+@final
+class ChildHandle:
+    """A child under supervision. Ends it when it is dropped."""
+
+    @staticmethod
+    def start(
+        plan: ChildPlan,
+        args: Sequence[bytes],
+        *,
+        cwd: bytes | None,
+        env: Sequence[tuple[bytes, bytes]] | None,
+        stdin: bytes | Literal[True] | None,
+        pty: bool,
+        touch: bool,
+    ) -> ChildHandle:
+        """Starts a child. `stdin`: None for nothing, True for what this process reads, or bytes.
+
+        Raises:
+            OSError: as `subprocess` raises it.
+        """
+
+    @staticmethod
+    def adopt(plan: ChildPlan, pid: int, fds: tuple[int, int]) -> ChildHandle:
+        """Takes over a child that runs, and the descriptors of its output (-1: none)."""
+
+    @property
+    def pid(self) -> int:
+        """Its number."""
+
+    @property
+    def bell(self) -> int:
+        """A descriptor that is readable when there is something to take."""
+
+    def hush(self) -> None:
+        """Silences the bell. Then look once more."""
+
+    def next_note(self) -> tuple[Any, ...] | None:
+        """The next thing to know, or None: its name, and what belongs to it."""
+
+    def report(self) -> dict[str, Any] | None:
+        """What became of it, once and after all notes; None until then."""
+
+    def wait(self) -> None:
+        """Blocks until there may be something to take. Signal handlers run meanwhile."""
+
+    def close(self) -> None:
+        """Closes the bell: nobody will wait for it any more."""
+
+    def end(self, *, at_once: bool = False) -> None:
+        """Ends the child: with a grace, or at once."""
 
 # clock
 

@@ -1,8 +1,10 @@
 //! The core: plain Rust, no Python.
 //!
 //! Layers, each of which may only use those to its right:
-//! `driver, timer -> shard, phases, stream -> wheel, state, stats, gaps -> clock, error, sync`.
+//! `child -> driver, timer -> shard, phases, stream -> wheel, state, stats, gaps -> clock, error, sync`.
 
+#[cfg(all(target_os = "linux", not(loom)))]
+pub mod child;
 pub mod clock;
 pub mod driver;
 pub mod error;

@@ -19,18 +19,41 @@ use crate::core::{
 struct Runtime {
     driver: Driver,
     dispatch: Option<Arc<Dispatch>>,
+    #[cfg(target_os = "linux")]
+    children: Option<Arc<crate::core::child::Runtime>>,
+}
+
+impl Runtime {
+    fn fresh() -> Self {
+        Self {
+            driver: Driver::default(),
+            dispatch: None,
+            #[cfg(target_os = "linux")]
+            children: None,
+        }
+    }
 }
 
 static RUNTIME: Mutex<Option<Runtime>> = Mutex::new(None);
 
 /// The driver of this process. Its thread starts with the first timer.
 pub(crate) fn driver() -> Driver {
+    lock(&RUNTIME)
+        .get_or_insert_with(Runtime::fresh)
+        .driver
+        .clone()
+}
+
+/// What watches the children of this process. Its thread starts with the first child.
+#[cfg(target_os = "linux")]
+pub(crate) fn children() -> PyResult<Arc<crate::core::child::Runtime>> {
     let mut slot = lock(&RUNTIME);
-    let fresh = || Runtime {
-        driver: Driver::default(),
-        dispatch: None,
-    };
-    slot.get_or_insert_with(fresh).driver.clone()
+    let runtime = slot.get_or_insert_with(Runtime::fresh);
+    if let Some(children) = &runtime.children {
+        return Ok(children.clone());
+    }
+    let children = Arc::new(crate::core::child::Runtime::start()?);
+    Ok(runtime.children.insert(children).clone())
 }
 
 /// Where a timer made now belongs: with the running loop, else with the dispatcher.
@@ -113,6 +136,10 @@ fn _after_fork_in_child() {
 /// At interpreter exit: ends the threads while they still can be ended.
 #[pyfunction]
 fn _shutdown(py: Python<'_>) -> PyResult<()> {
+    #[cfg(target_os = "linux")]
+    if let Some(children) = lock(&RUNTIME).as_mut().and_then(|r| r.children.take()) {
+        py.detach(|| children.stop());
+    }
     let (driver, dispatch) = match &*lock(&RUNTIME) {
         Some(runtime) => (runtime.driver.clone(), runtime.dispatch.clone()),
         None => return Ok(()),

@@ -5,6 +5,8 @@ use pyo3::prelude::*;
 mod aio;
 mod alarm;
 mod bridge;
+#[cfg(target_os = "linux")]
+mod child;
 mod clock;
 mod construct;
 mod convert;
@@ -41,6 +43,10 @@ mod stallwatch_native {
         lifecycle::frozen_until,
         wheel::{Deadline, IdleTimer},
     };
+
+    #[cfg(target_os = "linux")]
+    #[pymodule_export]
+    use super::child::{ChildHandle, ChildPlan};
 
     #[pymodule_export]
     use super::phases::{TrackerCore, bind_phases, phase_table, set_strict_default};
