@@ -1,7 +1,7 @@
 //! Child processes, supervised by what they show of themselves. Linux only; knows no Python.
 //!
 //! One thread with a tokio runtime watches all children of the process (`runtime`), one task each
-//! (`supervise`). Deciding and killing happen there, so they wait for no interpreter. tokio's own
+//! (`supervise`, and `end` for what comes after). Deciding and killing happen there, so they wait for no interpreter. tokio's own
 //! `process` is not used: it reaps on `SIGCHLD`, which belongs to the host program. A process descriptor
 //! tells of the exit instead, and only that one child is reaped.
 //!
@@ -20,6 +20,7 @@
 //!   becomes visible.
 
 mod capture;
+mod end;
 mod exit;
 mod idle;
 mod proc;

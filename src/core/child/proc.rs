@@ -49,6 +49,20 @@ pub(super) fn look(pid: i32) -> Option<Process> {
     ))
 }
 
+/// Whether a process catches or ignores TERM, so that it may end by itself after it.
+#[must_use]
+pub(super) fn heeds_term(pid: i32) -> bool {
+    let text = fs::read_to_string(format!("/proc/{pid}/status")).unwrap_or_default();
+    let mask = |name: &str| {
+        let found = text.lines().find_map(|line| line.strip_prefix(name))?;
+        u64::from_str_radix(found.trim(), 16).ok()
+    };
+    [mask("SigCgt:"), mask("SigIgn:"), mask("SigBlk:")]
+        .iter()
+        .flatten()
+        .any(|mask| mask >> (libc::SIGTERM - 1) & 1 == 1)
+}
+
 /// How often a process gave the processor up: it grows when the process does anything at all.
 #[must_use]
 pub(super) fn switches(pid: i32) -> Option<u64> {

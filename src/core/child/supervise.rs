@@ -1,4 +1,4 @@
-//! The life of one child: pump, judge, cut, drain, reap.
+//! Watching one child: pump, judge, decide. What follows is in `end`.
 
 use std::{io, time::Duration};
 
@@ -8,7 +8,7 @@ use super::{
     exit::Exit,
     idle::{Limits, Verdict, Watch},
     pump::{Input, Output, Touch, readable, writable},
-    shared::{Ended, Note, Report, Shared, Stream},
+    shared::{Ended, Note, Shared, Stream},
     spawn::Spawned,
     tree::{Activity, Tree},
 };
@@ -30,12 +30,6 @@ pub mod signs {
     pub const TOUCH: u32 = 8;
 }
 
-/// After KILL it can only be inside the kernel; this long is waited for that (ns).
-const AFTER_KILL: u64 = 2_000_000_000;
-/// How long the dead may wait for the one who reaps orphans (ns). That is not always done at all.
-const REAPERS: u64 = 20_000_000;
-/// The first and the longest pause between two looks at a tree that is ending (ns).
-const LOOKS: (u64, u64) = (2_000_000, 50_000_000);
 /// The shortest and the longest pause between two looks at CPU time (ns).
 const PROBES: (u64, u64) = (20_000_000, 5_000_000_000);
 
@@ -59,26 +53,22 @@ pub struct Plan {
 }
 
 pub(super) struct Supervised {
-    plan: Plan,
-    shared: Arc<Shared>,
-    watch: Watch,
-    exit: Exit,
-    tree: Tree,
-    output: [Output; 2],
-    input: Input,
-    touch: Touch,
-    pid: i32,
-    turns: u32,
-    probe_at: u64,
-    cpu: u64,
-    before: Option<Activity>,
-    overran: bool,
-    survivors: Vec<i32>,
-    drained: bool,
-}
-
-fn after(now: u64, span: Option<u64>) -> u64 {
-    span.map_or(FAR, |span| now.saturating_add(span).min(FAR))
+    pub(super) plan: Plan,
+    pub(super) shared: Arc<Shared>,
+    pub(super) watch: Watch,
+    pub(super) exit: Exit,
+    pub(super) tree: Tree,
+    pub(super) output: [Output; 2],
+    pub(super) input: Input,
+    pub(super) touch: Touch,
+    pub(super) pid: i32,
+    pub(super) turns: u32,
+    pub(super) probe_at: u64,
+    pub(super) cpu: u64,
+    pub(super) before: Option<Activity>,
+    pub(super) overran: bool,
+    pub(super) survivors: Vec<i32>,
+    pub(super) drained: bool,
 }
 
 impl Supervised {
@@ -111,37 +101,11 @@ impl Supervised {
         Ok(this)
     }
 
-    /// Its whole life.
-    pub(super) async fn run(mut self) {
-        let ended = self.watch_over().await;
-        let idle = self.watch.idle(monotonic());
-        let (mut busy, mut reads_stdin) = (false, false);
-        let mut ended = ended;
-        if ended != Ended::Exited {
-            let activity = self.tree.activity();
-            busy = self.before.is_some_and(|before| before != activity);
-            reads_stdin = self.tree.reads_stdin();
-            // The look took a moment: an exit in it is an exit.
-            if self.exit.look() && ended != Ended::Cancelled {
-                ended = Ended::Exited;
-            } else {
-                self.end_tree().await;
-            }
-        }
-        self.drain().await;
-        self.exit.reap();
-        if self.exit.ended() && self.tree.leads() && super::sys::group_exists(self.pid) {
-            // It is over, but for what it has left behind in its own group.
-            self.end_tree().await;
-        }
-        self.report(ended, idle, busy, reads_stdin);
-    }
-
     /// Until it has ended, or is to be cut.
-    async fn watch_over(&mut self) -> Ended {
+    pub(super) async fn watch_over(&mut self) -> (Ended, Option<Note>) {
         while !self.exit.ended() {
             if self.shared.must_end() {
-                return Ended::Cancelled;
+                return (Ended::Cancelled, None);
             }
             let now = monotonic();
             self.watch.hold(self.shared.is_full(), now);
@@ -150,12 +114,12 @@ impl Supervised {
                 self.step(until.min(self.probe_at)).await;
                 self.probe();
             } else if !self.look_again()
-                && let Some(ended) = self.act(verdict, now)
+                && let Some((ended, note)) = self.act(verdict, now)
             {
-                return ended;
+                return (ended, Some(note));
             }
         }
-        Ended::Exited
+        (Ended::Exited, None)
     }
 
     /// A limit is over: whether something has happened after all that nobody has told us of yet.
@@ -163,7 +127,7 @@ impl Supervised {
         self.exit.look() | self.pump(true) | (self.probe_at < FAR && self.probe_cpu())
     }
 
-    fn act(&mut self, verdict: Verdict, now: u64) -> Option<Ended> {
+    fn act(&mut self, verdict: Verdict, now: u64) -> Option<(Ended, Note)> {
         if let Verdict::Idle { late, .. } = verdict
             && late > FROZEN
             && self.watch.forgive(now)
@@ -203,12 +167,17 @@ impl Supervised {
                 Some(Ended::Budget(elapsed, late)),
             ),
         };
-        self.shared.tell(note);
-        ended.filter(|_| cut)
+        match ended {
+            Some(ended) if cut => Some((ended, note)),
+            _ => {
+                self.shared.tell(note);
+                None
+            }
+        }
     }
 
     /// Waits until something happens, or until a moment, and moves what there is to move.
-    async fn step(&mut self, until: u64) {
+    pub(super) async fn step(&mut self, until: u64) {
         let open = |output: &Output| output.is_open() && !self.shared.is_full();
         let (first, second) = (open(&self.output[0]), open(&self.output[1]));
         let pause = Duration::from_nanos(until.saturating_sub(monotonic()));
@@ -231,7 +200,7 @@ impl Supervised {
     }
 
     /// Moves what there is, once. Whether any of it was a sign of life.
-    fn pump(&mut self, surely: bool) -> bool {
+    pub(super) fn pump(&mut self, surely: bool) -> bool {
         self.input.feed();
         let mut found = 0;
         for (output, sign) in self.output.iter_mut().zip([signs::STDOUT, signs::STDERR]) {
@@ -278,102 +247,5 @@ impl Supervised {
             self.progress();
         }
         grown
-    }
-
-    /// TERM, a grace, KILL, and a bounded wait, for whatever is in the tree.
-    async fn end_tree(&mut self) {
-        let began = monotonic();
-        self.signal(libc::SIGTERM);
-        // One that is stopped cannot heed it.
-        self.signal(libc::SIGCONT);
-        if self
-            .until_gone(after(began, self.plan.kill_grace), false)
-            .await
-        {
-            return;
-        }
-        let killed = monotonic();
-        if !self.until_gone(after(killed, Some(AFTER_KILL)), true).await {
-            self.survivors = self.tree.alive();
-            let at = monotonic();
-            let waited = at - began;
-            self.shared.tell(Note::Unresponsive { at, waited });
-        }
-    }
-
-    fn signal(&mut self, signal: i32) {
-        self.tree.look();
-        self.tree
-            .signal(self.exit.process().get_ref(), signal, self.exit.is_ours());
-    }
-
-    /// Whether nobody is left, by `until` at the latest. `kill`: sees to it.
-    async fn until_gone(&mut self, until: u64, kill: bool) -> bool {
-        let (mut pause, longest) = LOOKS;
-        let mut gone = None;
-        loop {
-            if kill {
-                self.signal(libc::SIGKILL);
-            } else {
-                self.tree.look();
-            }
-            let now = monotonic();
-            if self.exit.look() && self.tree.is_gone() {
-                let since = *gone.get_or_insert(now);
-                if !self.tree.is_unreaped() || now - since >= REAPERS {
-                    return true;
-                }
-            }
-            if now >= until || (!kill && self.shared.must_end_at_once()) {
-                return false;
-            }
-            let next = until.min(now + pause);
-            pause = longest.min(pause * 2);
-            while monotonic() < next {
-                self.step(next).await;
-                if !kill && self.shared.must_end_at_once() {
-                    break;
-                }
-            }
-        }
-    }
-
-    /// What it has written and nobody has read yet.
-    async fn drain(&mut self) {
-        let mut until = after(monotonic(), self.plan.drain_grace);
-        while self.output.iter().any(Output::is_open) {
-            let now = monotonic();
-            if now >= until || self.shared.must_end_at_once() {
-                break;
-            }
-            if self.shared.is_full() {
-                // It is the owner who takes his time.
-                until = after(now, self.plan.drain_grace);
-            }
-            self.step(until).await;
-        }
-        self.drained = !self.output.iter().any(Output::is_open);
-    }
-
-    /// Closes everything, then tells.
-    fn report(self, ended: Ended, idle: u64, busy: bool, reads_stdin: bool) {
-        let [stdout, stderr] = self.output;
-        let report = Report {
-            ended,
-            status: self.exit.status(),
-            gone: self.exit.ended(),
-            total: [stdout.total(), stderr.total()],
-            kept: [stdout.finish(), stderr.finish()],
-            drained: self.drained,
-            idle,
-            elapsed: self.watch.elapsed(monotonic()),
-            escaped: self.tree.escaped(),
-            survivors: self.survivors,
-            busy,
-            reads_stdin,
-            overran: self.overran,
-        };
-        drop((self.exit, self.input, self.touch));
-        self.shared.finish(report);
     }
 }
