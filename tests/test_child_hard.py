@@ -1,4 +1,4 @@
-"""Children under hard conditions: a held GIL, a flood, a crowd, a frozen parent, an exit at the limit."""
+"""Children under hard conditions: a held GIL, a flood, a crowd, a freeze, an exit at the limit."""
 
 from __future__ import annotations
 
@@ -143,7 +143,8 @@ events = []
 outcome = run_child_sync(
     ["sh", "-c", f"kill -STOP {os.getpid()}; sleep 2.4"], idle=1.5, on_event=events.append
 )
-print(outcome.status, outcome.cause, [type(e).__name__ for e in events if not hasattr(e, "warning")])
+others = [type(event).__name__ for event in events if not hasattr(event, "warning")]
+print(outcome.status, outcome.cause, others)
 """
     done = in_python(code)
 
@@ -353,7 +354,8 @@ def handlers():
     status = Path("/proc/self/status").read_text()
     (caught,) = (line.split()[1] for line in status.splitlines() if line.startswith("SigCgt"))
     # Those above 31 are the C library's own.
-    return int(caught, 16) & 0x7FFFFFFF, [signal.getsignal(number) for number in signal.valid_signals()]
+    known = [signal.getsignal(number) for number in signal.valid_signals()]
+    return int(caught, 16) & 0x7FFFFFFF, known
 before = handlers()
 run_child_sync(["true"])
 print(handlers() == before)
@@ -401,7 +403,7 @@ print(found[0].status)
 @pytest.mark.parametrize("mode", ["pipe", "unbuffered", "pty", "cpu"])
 @pytest.mark.slow
 def test_output_in_the_buffer_of_the_child(run: Run, mode: str) -> None:
-    """Dots that sit in a child's own buffer look like silence: warned of, cut, and the hint says so.
+    """Dots in a child's own buffer look like silence: it is warned of, cut, and the hint says so.
 
     A pseudo terminal, or CPU time as a sign of life, lets it live. 0.1 s a dot, 1 s of window.
     """
