@@ -32,11 +32,11 @@ CORE = ROOT / "src" / "core"
 
 LAYERS = (
     "cli integrations pytest_plugin testing faults __main__",
-    "_turn _turn_spans _run_turn _budget child aio",
+    "_turn _turn_spans _turn_outcome _turn_record _run_turn _budget child aio",
     "_settle",
     "_guard _guard_sync _sync_guard _stream_guard _watched _abort _close _cancels _suspend "
     "_opening _helpers _phase_clock _watchdog _tap _store _store_sqlite "
-    "_turn_budget _tool_call _tools _active _child_watch _child_wait",
+    "_turn_budget _tool_call _tools _active _recording _store_writer _child_watch _child_wait",
     "_outcome _allowance _chunks _chunks_kinds _chunks_messages _chunks_read _chunks_sse _text "
     "_retry _tracker wheel _bridge _dispatch _timeline _tool_record _failure "
     "_child_options _child_outcome",

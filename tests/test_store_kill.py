@@ -67,6 +67,49 @@ tell("R")
 )
 
 
+BY_TURN = (
+    TELL
+    + """
+import asyncio
+from stallwatch import Limits, Phase, run_turn
+
+LIMITS = Limits(soft_idle=None, hard_idle=0.03, cleanup=20)
+
+async def one(chance):
+    status = chance.choice([Status.COMPLETED, Status.STALLED])
+    ids = []
+
+    async def body(turn):
+        ids.append(turn.store_id)
+        tell("S", turn.store_id)
+        for _ in range(chance.randint(1, 4)):
+            turn.enter(Phase.SETUP)
+            await asyncio.sleep(chance.uniform(0, 0.015))
+        tell("B", turn.store_id, status)
+        if status is Status.STALLED:
+            turn.enter(Phase.AWAITING_LLM)
+            await asyncio.sleep(3600)
+
+    outcome = await run_turn(body, LIMITS, store=store, on_event=[lambda event: None])
+    if outcome.status is status:
+        tell("F", ids[0], status)
+    else:
+        tell("X", outcome.to_json())
+
+async def work(seed):
+    chance = random.Random(seed)
+    while True:
+        await one(chance)
+
+async def main():
+    tell("R")
+    await asyncio.gather(*(work(f"{sys.argv[2]} {number}") for number in range(4)))
+
+asyncio.run(main())
+"""
+)
+
+
 class Told:
     """What children said until they were killed."""
 
@@ -166,7 +209,7 @@ def check(path: Path, told: Told) -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("script", [BY_HAND], ids=["store"])
+@pytest.mark.parametrize("script", [BY_HAND, BY_TURN], ids=["store", "run_turn"])
 def test_kill_at_random_moments(
     script: str, tmp_path: Path, record_property: Callable[[str, object], None]
 ) -> None:

@@ -10,6 +10,7 @@ from stallwatch._cancels import is_fatal
 from stallwatch._limits import Limits
 from stallwatch._outcome import Outcome
 from stallwatch._sink import OnEvent
+from stallwatch._store import OutcomeStore
 from stallwatch._turn import Turn
 
 _live: set[asyncio.Task[None]] = set()
@@ -23,6 +24,7 @@ async def run_turn(
     name: str | None = None,
     on_event: OnEvent = None,
     turn: Turn | None = None,
+    store: OutcomeStore | None = None,
 ) -> Outcome:
     """Run an agent body as its own task and return how it ended. Never hangs, never lies.
 
@@ -36,14 +38,15 @@ async def run_turn(
         name: Shown in events, causes and the outcome.
         on_event: A callable, or a list of them, for the events.
         turn: A turn to use in place of a new one, for a caller who wants to `cancel()` it.
+        store: Where it is recorded: see `Turn`.
 
     Raises:
         asyncio.CancelledError: if the caller itself is cancelled; the turn has settled by then.
         KeyboardInterrupt, SystemExit: if the body raised them.
     """
     if turn is None:
-        turn = Turn(limits, name=name, on_event=on_event)
-    elif limits is not None or name is not None or on_event is not None:
+        turn = Turn(limits, name=name, on_event=on_event, store=store)
+    elif any(given is not None for given in (limits, name, on_event, store)):
         raise TypeError("run_turn() takes either a turn or what a new one is made of")
     if turn._loop is not None:
         raise RuntimeError("a Turn can be entered only once")
@@ -63,6 +66,8 @@ async def run_turn(
         except asyncio.CancelledError as error:
             cancelled = error
             turn.cancel("the caller of run_turn was cancelled")
+    if not task.done():
+        cancelled = await turn._end_record() or cancelled
     if not task.done():
         _live.add(task)
         task.add_done_callback(_let_go)

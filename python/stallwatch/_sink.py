@@ -24,7 +24,7 @@ class EventSink:
         parent: The sink around this one.
     """
 
-    __slots__ = ("_callables", "_parent", "_turn")
+    __slots__ = ("_callables", "_parent", "_taps", "_turn")
 
     def __init__(
         self,
@@ -42,12 +42,17 @@ class EventSink:
         for one in found:
             _check(one)
         self._callables = found
+        self._taps: tuple[Callable[[Any], object], ...] = ()
         self._turn = turn
         self._parent = parent
 
     def wants(self, event_type: type[Event]) -> bool:
         """Whether emitting this kind of event would reach anybody: spares making it."""
-        return event_type.loud or self._listens()
+        return event_type.loud or self._hears()
+
+    def tap(self, listener: Callable[[Any], object]) -> None:
+        """Hand events to one more callable, which does not stand in for a listener of the user."""
+        self._taps += (listener,)
 
     def emit(self, event: Event) -> None:
         """Deliver `event`; never raises what a callable raised, unless it ends the process."""
@@ -65,6 +70,11 @@ class EventSink:
     def _listens(self) -> bool:
         return bool(self._callables) or (self._parent is not None and self._parent._listens())
 
+    def _hears(self) -> bool:
+        if self._callables or self._taps:
+            return True
+        return self._parent is not None and self._parent._hears()
+
     def _named(self, event: Event) -> Event:
         if event.turn is None and self._turn is not None:
             return replace(event, turn=self._turn)
@@ -72,7 +82,7 @@ class EventSink:
 
     def _deliver(self, event: Event) -> BaseException | None:
         fatal: BaseException | None = None
-        for one in self._callables:
+        for one in (*self._taps, *self._callables):
             try:
                 one(event)
             except (KeyboardInterrupt, SystemExit) as error:

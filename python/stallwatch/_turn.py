@@ -6,16 +6,15 @@ import time
 from asyncio import CancelledError
 from collections.abc import Callable
 from contextlib import suppress
-from dataclasses import replace
 from typing import TYPE_CHECKING, Any, Literal, Self
 
 from stallwatch._active import enrol, enrol_body, strike_off, strike_off_body
 from stallwatch._allowance import Share
 from stallwatch._cancels import Cancels, is_fatal, patience, running_loop, running_task
 from stallwatch._causes import PhaseViolationError, StallError, UserCancelled
-from stallwatch._events import LateResult, Settled, Unresponsive
+from stallwatch._events import Settled, Unresponsive
 from stallwatch._limits import Limits
-from stallwatch._outcome import NO_TEXT, Failure, Outcome, Status
+from stallwatch._outcome import Failure
 from stallwatch._phase_clock import PhaseClock
 from stallwatch._phase_state import PhaseState
 from stallwatch._phases import Phase
@@ -23,16 +22,18 @@ from stallwatch._retry import record_cause
 from stallwatch._settle import Cause, Settling, verdict
 from stallwatch._sink import EventSink, OnEvent
 from stallwatch._stallwatch import now
+from stallwatch._store import OutcomeStore
 from stallwatch._tracker import PhaseTracker, Restore
 from stallwatch._turn_budget import TurnBudget
-from stallwatch._turn_spans import TurnSpans
+from stallwatch._turn_outcome import unfinished_text_of
+from stallwatch._turn_record import TurnRecord
 
 if TYPE_CHECKING:
-    from asyncio import AbstractEventLoop, Future
+    from asyncio import AbstractEventLoop
     from types import TracebackType
 
 
-class Turn(TurnSpans):
+class Turn(TurnRecord):
     """One run of an agent loop, from prompt to terminal state: `async with Turn(limits) as turn:`.
 
     Clocks, all in seconds and all from `limits`:
@@ -57,8 +58,13 @@ class Turn(TurnSpans):
         name: Shown in events, causes and the outcome.
         on_event: A callable, or a list of them, for the events.
         tracker: A phase tracker to use; by default one of its own.
+        store: Where it is recorded: as running before the body begins (or while it does, if the
+            store takes longer than a second), then whenever something has changed, and once at the
+            end. The store is called in a thread of its own. One that fails is logged, one that does
+            not answer within `cleanup` is reported `Unresponsive`; neither changes how a turn ends.
 
     Attributes:
+        store_id: The turn's id in the store; None without one, and before the turn has begun.
         tracker: The phase tracker.
         limits: The limits.
         name: The name.
@@ -74,11 +80,15 @@ class Turn(TurnSpans):
         name: str | None = None,
         on_event: OnEvent = None,
         tracker: PhaseTracker | None = None,
+        store: OutcomeStore | None = None,
     ) -> None:
-        self.tracker: PhaseTracker = PhaseTracker() if tracker is None else tracker
-        self.outcome: Outcome | None = None
-        self._late: list[str] = []
-        super().__init__(limits, name, EventSink(on_event, turn=name))
+        super().__init__(
+            limits,
+            name,
+            EventSink(on_event, turn=name),
+            PhaseTracker() if tracker is None else tracker,
+            store,
+        )
         self._early: UserCancelled | None = None
         self._cause: Cause | None = None
         self._also: Cause | None = None
@@ -87,12 +97,10 @@ class Turn(TurnSpans):
         self._cancels: Cancels | None = None
         self._settling: Settling | None = None
         self._clock: PhaseClock | None = None
-        self._budget: TurnBudget | None = None
         self._share: Share | None = None
         self._ending = False
         self._gave_up: Callable[[], object] | None = None
         self._borrowed = 0
-        self._started_at = 0.0
         self._result: Any = None
 
     # --- phases ---
@@ -230,13 +238,16 @@ class Turn(TurnSpans):
             raise RuntimeError("a Turn needs to run inside a task")
         self._started_at = time.time()
         self._loop = task.get_loop()
+        if self._store is not None:
+            await self._begin_record(self._store)
         if self._early is not None:
             self._cause = self._early
             self._end(None, outside=False)
+            await self._end_record()
             raise self._early
         self._cancels = Cancels(task)
         self._settling = Settling(
-            self.limits.cleanup,
+            self._cleanup(),
             self._on_again,
             self._on_cleanup,
             cause=self._why,
@@ -298,6 +309,9 @@ class Turn(TurnSpans):
         if self.outcome is None:
             self._end(error or violation, outside=outside)
         settling.close()
+        if not isinstance(error, GeneratorExit):
+            late = await self._end_record()
+            interrupted, outside = late or interrupted, outside or late is not None
         cause = self._cause
         if is_fatal(error) or isinstance(error, UserCancelled):
             return
@@ -332,33 +346,19 @@ class Turn(TurnSpans):
         self._stop_clocks()
         status, cause = verdict(self._cause, error, outside=outside)
         state = self._stopped or self.tracker.current()
-        unfinished = "".join(one.text for one in self._streams if not one.is_complete)
-        text = "".join(one.text for one in self._streams)
         if isinstance(cause, StallError):
-            cause.annotate(partial=unfinished, phase=state.phase, seq=state.seq)
+            partial = unfinished_text_of(self._streams)
+            cause.annotate(partial=partial, phase=state.phase, seq=state.seq)
             if cause is self._cause and self._cancels is not None:
                 record_cause(self._cancels.task, cause)
             phase = state.phase if cause.phase is None else cause.phase
             state = PhaseState(phase, state.elapsed, state.seq if cause.seq is None else cause.seq)
         also = self._also if cause is self._cause else self._cause or self._also
-        done = status is Status.COMPLETED
-        self.outcome = Outcome(
-            status=status,
-            turn=self.name,
-            cause=cause,
-            also=None if also is cause else also,
-            phase=Phase.DONE if done else state.phase,
-            seq=state.seq,
-            text=text,
-            partial="" if done else unfinished,
-            placeholder=None if text or done else NO_TEXT,
-            tool_args=getattr(cause, "tool_args", None),
-            tools=self._tools.records,
-            elapsed=0.0 if self._budget is None else self._budget.elapsed(),
-            started_at=self._started_at,
-            late=tuple(self._late),
-            result=self._result if done else None,
+        self.outcome = self._record(
+            status, state, cause=cause, also=also, late=tuple(self._late), result=self._result
         )
+        if self._recording is not None:
+            self._recording.finish(self.outcome)
         self._sink.emit(
             Settled(
                 at=self._now(),
@@ -367,29 +367,3 @@ class Turn(TurnSpans):
                 elapsed=self.outcome.elapsed,
             )
         )
-
-    def _note_late(self, error: BaseException | None) -> None:
-        """The body let go after all. The record says so and is otherwise what it was."""
-        if error is None:
-            what = "the body returned"
-        elif isinstance(error, CancelledError):
-            what = "the body followed its cancel"
-        else:
-            what = f"the body raised {type(error).__qualname__}: {error}"[:500]
-        self._keep_aside(what, "body", self.name)
-
-    def _on_late_tool(self, name: str, work: Future[Any]) -> None:
-        if work.cancelled():
-            what = f"tool {name!r} followed its cancel"
-        elif error := work.exception():
-            what = f"tool {name!r} raised {type(error).__qualname__}: {error}"[:500]
-        else:
-            what = f"tool {name!r} returned"
-        self._keep_aside(what, "tool", name)
-
-    def _keep_aside(self, text: str, what: str, name: str | None) -> None:
-        if self.outcome is None:
-            self._late.append(text)
-        else:
-            self.outcome = replace(self.outcome, late=(*self.outcome.late, text))
-        self._sink.emit(LateResult(at=self._now(), what=what, name=name))
