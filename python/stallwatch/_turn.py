@@ -354,16 +354,12 @@ class Turn(TurnRecord):
             phase = state.phase if cause.phase is None else cause.phase
             state = PhaseState(phase, state.elapsed, state.seq if cause.seq is None else cause.seq)
         also = self._also if cause is self._cause else self._cause or self._also
-        self.outcome = self._record(
-            status, state, cause=cause, also=also, late=tuple(self._late), result=self._result
-        )
-        if self._recording is not None:
-            self._recording.finish(self.outcome)
+        outcome = self._seal(status, state, cause=cause, also=also, result=self._result)
         self._sink.emit(
             Settled(
                 at=self._now(),
                 status=str(status),
                 cause=None if cause is None else cause.kind,
-                elapsed=self.outcome.elapsed,
+                elapsed=outcome.elapsed,
             )
         )

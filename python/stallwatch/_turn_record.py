@@ -106,6 +106,14 @@ class TurnRecord(TurnSpans):
         """What is true if the process ends at this moment."""
         return self._record(Status.INTERRUPTED, self.tracker.current())
 
+    def _seal(self, status: Status, state: PhaseState, **more: Any) -> Outcome:
+        """Writes the terminal record."""
+        outcome = self._record(status, state, late=tuple(self._late), **more)
+        self.outcome = outcome
+        if self._recording is not None:
+            self._recording.finish(outcome)
+        return outcome
+
     def _note_late(self, error: BaseException | None) -> None:
         """The body let go after all. The record says so and is otherwise what it was."""
         if error is None:
