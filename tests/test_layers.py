@@ -32,16 +32,17 @@ CORE = ROOT / "src" / "core"
 
 LAYERS = (
     "cli integrations pytest_plugin testing faults __main__",
-    "_turn _turn_spans _turn_outcome _turn_record _run_turn _budget child aio",
+    "_turn _turn_spans _turn_outcome _turn_clocks _turn_record _run_turn _retry_turn _budget child "
+    "aio",
     "_settle",
     "_guard _guard_sync _sync_guard _stream_guard _watched _abort _close _cancels _suspend "
     "_opening _helpers _phase_clock _watchdog _tap _store _store_sqlite "
     "_turn_budget _tool_call _tools _active _recording _store_writer _child_watch _child_wait",
     "_outcome _allowance _chunks _chunks_kinds _chunks_messages _chunks_read _chunks_sse _text "
-    "_retry _tracker wheel _bridge _dispatch _timeline _tool_record _failure "
+    "_retry _verdict _tracker wheel _bridge _dispatch _timeline _tool_record _failure "
     "_child_options _child_outcome",
-    "_limits _phases _events _causes _seconds _sink _plain _phase_state _stream_stats _owner "
-    "_suggestion",
+    "_limits _clock_times _phases _events _causes _seconds _sink _plain _phase_state _stream_stats "
+    "_owner _suggestion",
     "_stallwatch",
 )
 LEVEL = {name: level for level, names in enumerate(LAYERS) for name in names.split()}

@@ -34,6 +34,7 @@ if TYPE_CHECKING:
         TurnBudgetError,
         UserCancelled,
     )
+    from stallwatch._clock_times import ClockTime
     from stallwatch._events import (
         BudgetExceeded,
         ChildIdle,
@@ -64,6 +65,7 @@ if TYPE_CHECKING:
     from stallwatch._phase_state import PhaseState
     from stallwatch._phases import Phase
     from stallwatch._retry import cause_of, giveup_if_stalled, is_retryable, retry_unless_stalled
+    from stallwatch._retry_turn import retry_turn
     from stallwatch._run_turn import run_turn
     from stallwatch._stallwatch import Deadline, IdleTimer
     from stallwatch._store import MemoryStore, OutcomeStore, StoredTurn, StoreError
@@ -74,6 +76,7 @@ if TYPE_CHECKING:
     from stallwatch._tool_record import ToolRecord, ToolState
     from stallwatch._tracker import PhaseTracker, Restore
     from stallwatch._turn import Turn
+    from stallwatch._verdict import Retry, RetryVerdict
     from stallwatch._watchdog import Watchdog
     from stallwatch.child import ChildOutcome, run_child, run_child_sync
     from stallwatch.wheel import Lateness, WheelStats, wheel_stats
@@ -89,6 +92,7 @@ __all__ = [
     "ChildIdle",
     "ChildIdleError",
     "ChildOutcome",
+    "ClockTime",
     "CoverageLost",
     "Deadline",
     "Event",
@@ -114,6 +118,8 @@ __all__ = [
     "PhaseTracker",
     "PhaseViolationError",
     "Restore",
+    "Retry",
+    "RetryVerdict",
     "SQLiteStore",
     "Settled",
     "SoftIdle",
@@ -153,6 +159,7 @@ __all__ = [
     "guard_sync",
     "is_retryable",
     "remaining",
+    "retry_turn",
     "retry_unless_stalled",
     "run_child",
     "run_child_sync",
@@ -169,6 +176,7 @@ _WHERE = {
         "StreamBudgetError StreamIdleError StreamProgressError ToolDeadlineError TurnBudgetError "
         "UserCancelled"
     ),
+    "_clock_times": "ClockTime",
     "_events": (
         "BudgetExceeded ChildIdle CoverageLost Event FirstChunk HardIdle HostSuspended LateResult "
         "ObserverStalled PhaseChanged Settled SoftIdle StreamSlow StreamStalled StreamTruncated "
@@ -183,6 +191,7 @@ _WHERE = {
     "_phase_state": "PhaseState",
     "_phases": "Phase",
     "_retry": "cause_of giveup_if_stalled is_retryable retry_unless_stalled",
+    "_retry_turn": "retry_turn",
     "_run_turn": "run_turn",
     "_stallwatch": "Deadline IdleTimer __version__",
     "_store": "MemoryStore OutcomeStore StoreError StoredTurn",
@@ -193,6 +202,7 @@ _WHERE = {
     "_tool_record": "ToolRecord ToolState",
     "_tracker": "PhaseTracker Restore",
     "_turn": "Turn",
+    "_verdict": "Retry RetryVerdict",
     "_watchdog": "Watchdog",
     "child": "ChildOutcome run_child run_child_sync",
     "wheel": "Lateness WheelStats wheel_stats",

@@ -41,7 +41,8 @@ class Allowance:
 
     def left(self) -> float:
         """Seconds left; 0 when it is over."""
-        return max(0.0, self.deadline - now())
+        left = self.deadline - now()
+        return left if left > 2 * SPENT else 0.0
 
 
 current: Final[ContextVar[Allowance | None]] = ContextVar("stallwatch_allowance", default=None)

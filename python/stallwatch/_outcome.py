@@ -8,15 +8,20 @@ from dataclasses import dataclass, field, fields
 from typing import Any, Final, Self
 
 from stallwatch._causes import StallError, UserCancelled
+from stallwatch._clock_times import ClockTime
 from stallwatch._failure import Failure, read_cause
 from stallwatch._phases import LabelledStrEnum, Phase
 from stallwatch._plain import plain
 from stallwatch._tool_record import ToolRecord
+from stallwatch._verdict import Retry, retry_verdict
 
 __all__ = ["NO_TEXT", "Failure", "Outcome", "Status"]
 
-SCHEMA: Final = 2
-"""Version of `Outcome.to_dict()`. Version 1 had no tools, and is read as well."""
+SCHEMA: Final = 3
+"""Version of `Outcome.to_dict()`.
+
+1 had no tools; 2 had no clocks, no attempts and no last progress. Both are read as well.
+"""
 
 NO_TEXT: Final = "[no text was received]"
 """The placeholder of a turn that ended before any text came. Never part of `text`."""
@@ -54,6 +59,12 @@ class Outcome:
         tools: The tool calls, in the order in which they started.
         elapsed: Seconds from start to settlement.
         started_at: Start, in seconds since the epoch.
+        attempts: How many streams were begun; with `retry_turn`, in all attempts.
+        last_progress: Seconds from the last progress of a stream to settlement; None if none came.
+        clocks: The longest run of each clock that there was, and its limit, by its name in
+            `Limits`: `clocks["stream_idle"].elapsed`. Idle time is that of phases that count as idle.
+        uncovered: Seconds in which no clock ran that would have ended a silence: in phases that do
+            not count as idle, outside of streams and of tools with a limit, without a budget.
         late: What arrived after settlement, as text.
         result: What the body returned. In memory only: not in `to_dict()`, not pickled.
     """
@@ -71,15 +82,30 @@ class Outcome:
     tools: tuple[ToolRecord, ...] = ()
     elapsed: float = 0.0
     started_at: float = 0.0
+    attempts: int = 0
+    last_progress: float | None = None
+    clocks: Mapping[str, ClockTime] = field(default_factory=dict)
+    uncovered: float = 0.0
     late: tuple[str, ...] = ()
     result: Any = field(default=None, repr=False)
 
+    @property
+    def retry(self) -> Retry:
+        """Whether it may be run again, and why: never, before any output, or only by resuming."""
+        return retry_verdict(
+            status=self.status,
+            kind=None if self.cause is None else self.cause.kind,
+            has_output=bool(self.text or self.tool_args) or self.last_progress is not None,
+            has_tools=bool(self.tools),
+        )
+
     def to_dict(self) -> dict[str, Any]:
-        """Every field but `result` as plain JSON values, with the schema's version."""
+        """Every field but `result` as plain JSON values, `retry`, and the schema's version."""
         data: dict[str, Any] = {"schema": SCHEMA}
         for one in fields(self):
             if one.name != "result":
                 data[one.name] = _plain(getattr(self, one.name))
+        data["retry"] = self.retry.to_dict()
         return data
 
     @classmethod
@@ -101,6 +127,8 @@ class Outcome:
         values["cause"] = read_cause(values.get("cause"))
         values["also"] = read_cause(values.get("also"))
         values["tools"] = tuple(ToolRecord.from_dict(one) for one in values.get("tools", ()))
+        times = dict(values.get("clocks", {}))
+        values["clocks"] = {name: ClockTime.from_dict(one) for name, one in times.items()}
         values["late"] = tuple(values.get("late", ()))
         return cls(**values)
 
@@ -136,6 +164,8 @@ def _rebuild(data: Mapping[str, Any]) -> Outcome:
 def _plain(value: Any) -> Any:
     if isinstance(value, tuple):
         return [_plain(one) for one in value]
+    if isinstance(value, Mapping):
+        return {name: _plain(one) for name, one in value.items()}
     return value.to_dict() if hasattr(value, "to_dict") else plain(value)
 
 

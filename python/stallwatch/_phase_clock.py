@@ -8,6 +8,7 @@ from typing import Any, Final, NamedTuple
 
 from stallwatch._cancels import running_loop
 from stallwatch._causes import HardIdleError
+from stallwatch._clock_times import ClockTime, Span
 from stallwatch._events import CoverageLost, HardIdle, ObserverStalled, PhaseChanged, SoftIdle
 from stallwatch._limits import Limits, PhaseLimits
 from stallwatch._phase_state import PhaseState
@@ -79,6 +80,8 @@ class PhaseClock:
         "__weakref__",
         "_alarm",
         "_awake",
+        "_bare",
+        "_bare_since",
         "_begun",
         "_chance_seq",
         "_depth",
@@ -87,6 +90,7 @@ class PhaseClock:
         "_forgiven",
         "_hard_seq",
         "_limits",
+        "_longest",
         "_observe_only",
         "_open",
         "_owed",
@@ -120,12 +124,16 @@ class PhaseClock:
         self._depth = tracker.depth
         self._owed: HardIdleError | None = None
         self._owed_at = 0.0
+        self._longest = (0.0, limits.for_phase(tracker.current().phase))
+        self._bare: list[Span] = []
+        self._bare_since: float | None = None
         self._open = True
         self._soon = _call_soon()
         self._sleeps = Sleeps(sink) if sleeps is None else sleeps
         self._awake = self._sleeps.total()
         self._alarm = Alarm(self._on_due)
         tracker._watch(self._on_phase)
+        self._note_cover(tracker.current().phase)
         if tracker.invalid:
             self._lose(tracker.violation or "the phase tracker is invalid")
         else:
@@ -136,6 +144,21 @@ class PhaseClock:
         """The cause of a hard fire that has not got through, in the present phase."""
         owed = self._owed
         return owed if owed is not None and owed.seq == self._tracker.seq else None
+
+    def times(self) -> dict[str, ClockTime]:
+        """The longest silence so far in phases that count as idle, beside both limits there."""
+        lost = self._tracker.invalid
+        state, depth = self._tracker.current(), self._tracker.depth
+        idle, limits = self._longest if lost else self._longest_with(state, depth)
+        return {
+            "soft_idle": ClockTime(limits.soft, idle),
+            "hard_idle": ClockTime(limits.hard, idle),
+        }
+
+    def bare(self) -> list[Span]:
+        """When no hard idle ran: which phases, and after coverage was lost."""
+        since = self._bare_since
+        return [*self._bare] if since is None else [*self._bare, (since, self._alarm.now())]
 
     def close(self) -> None:
         """Ends it: nothing fires any more."""
@@ -152,6 +175,8 @@ class PhaseClock:
             self._lose(violation)
         elif previous is not None:
             self._awake = self._sleeps.total()
+            self._longest = self._longest_with(previous, self._depth)
+            self._note_cover(state.phase)
             depth = self._tracker.depth
             if depth >= self._depth:  # begun anew; one that is given back goes on where it was
                 self._forgiven.pop(depth, None)
@@ -173,7 +198,25 @@ class PhaseClock:
     def _lose(self, reason: str) -> None:
         if self._open:
             self.close()
+            self._longest = self._longest_with(self._tracker.current(), self._depth)
+            self._note_cover(None)
             self._sink.emit(CoverageLost(at=self._alarm.now(), reason=reason))
+
+    def _longest_with(self, state: PhaseState, depth: int) -> tuple[float, PhaseLimits]:
+        limits = self._limits.for_phase(state.phase)
+        idle = max(0.0, state.elapsed - self._forgiven.get(depth, 0.0))
+        counts = limits.soft is not None or limits.hard is not None
+        return (idle, limits) if counts and idle > self._longest[0] else self._longest
+
+    def _note_cover(self, phase: Phase | None) -> None:
+        """From now on hard idle runs in this phase, or none does."""
+        is_bare = phase is None or self._limits.for_phase(phase).hard is None
+        since = self._bare_since
+        if is_bare and since is None:
+            self._bare_since = self._alarm.now()
+        elif not is_bare and since is not None:
+            self._bare_since = None
+            self._bare.append((since, self._alarm.now()))
 
     def _idle(self, state: PhaseState) -> float:
         return max(0.0, state.elapsed - self._forgiven.get(self._tracker.depth, 0.0))

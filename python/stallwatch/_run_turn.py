@@ -6,6 +6,7 @@ import asyncio
 from collections.abc import Awaitable, Callable
 from typing import Any
 
+from stallwatch._allowance import remaining
 from stallwatch._cancels import is_fatal
 from stallwatch._limits import Limits
 from stallwatch._outcome import Outcome
@@ -30,7 +31,8 @@ async def run_turn(
 
     Returns within hard idle + `cleanup` of a silence, even if the body swallows every cancel: it is
     then reported `Unresponsive` and left running, and what it gives later is a `LateResult`. What
-    the body raises is part of the outcome, not raised here.
+    the body raises is part of the outcome, not raised here. Where a budget around it is spent
+    already, the body is not called.
 
     Args:
         body: Gets the turn, returns the result (`outcome.result`).
@@ -84,6 +86,8 @@ async def run_turn(
 
 async def _run(turn: Turn, body: Callable[[Turn], Awaitable[Any]]) -> None:
     async with turn:
+        if remaining() == 0.0:
+            await asyncio.get_running_loop().create_future()  # until the turn is cut, at once
         turn._result = await body(turn)
 
 

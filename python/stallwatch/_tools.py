@@ -7,6 +7,7 @@ from collections.abc import Awaitable, Callable, Mapping
 from typing import TYPE_CHECKING, Any
 
 from stallwatch._causes import ToolDeadlineError
+from stallwatch._clock_times import Span
 from stallwatch._events import ToolEnded, ToolStarted
 from stallwatch._failure import AnyCause
 from stallwatch._limits import Limits
@@ -41,6 +42,7 @@ class Tools:
         "_before_cut",
         "_calls",
         "_cause",
+        "_covered",
         "_left",
         "_limits",
         "_now",
@@ -75,6 +77,7 @@ class Tools:
         self._on_late = on_late
         self._calls: list[ToolCall[Any] | ToolRecord] = []
         self._open: dict[ToolCall[Any], None] = {}
+        self._covered: list[Span] = []
 
     # --- as the turn has them ---
 
@@ -87,6 +90,13 @@ class Tools:
     def records(self) -> tuple[ToolRecord, ...]:
         """All calls, in the order in which they started."""
         return tuple(one if isinstance(one, ToolRecord) else one.record for one in self._calls)
+
+    @property
+    def covered(self) -> list[Span]:
+        """When calls ran that have a limit."""
+        now = self._now()
+        still = [(now - one.elapsed, now) for one in self.open if one.limit is not None]
+        return [*self._covered, *still]
 
     def interrupt(self, cause: AnyCause | None) -> None:
         """Cancel every open call."""
@@ -160,6 +170,9 @@ class Tools:
         """A call is over. Only its record is kept."""
         self._open.pop(call, None)
         record = self._calls[number] = call.record
+        if call.limit is not None:
+            now = self._now()
+            self._covered.append((now - record.elapsed, now))
         if self._sink.wants(ToolEnded):
             self._sink.emit(
                 ToolEnded(

@@ -96,7 +96,6 @@ class Turn(TurnRecord):
         self._loop: AbstractEventLoop | None = None
         self._cancels: Cancels | None = None
         self._settling: Settling | None = None
-        self._clock: PhaseClock | None = None
         self._share: Share | None = None
         self._ending = False
         self._gave_up: Callable[[], object] | None = None

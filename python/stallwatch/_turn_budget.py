@@ -101,6 +101,11 @@ class TurnBudget:
         """Seconds since the start."""
         return self._alarm.now() - self._started
 
+    @property
+    def limit(self) -> float | None:
+        """Seconds; None: it only measures."""
+        return self._limit
+
     def close(self) -> None:
         """Ends it: it does not fire any more."""
         self._open = False

@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 from stallwatch._outcome import NO_TEXT, Outcome, Status
 from stallwatch._phases import Phase
+from stallwatch._turn_clocks import attempts_of, progress_of, times_of, uncovered_of
 
 if TYPE_CHECKING:
+    from stallwatch._clock_times import ClockTime, Span
     from stallwatch._failure import AnyCause
     from stallwatch._phase_state import PhaseState
     from stallwatch._stream_guard import StreamGuard
@@ -36,12 +38,34 @@ def outcome_of(
     tools: tuple[ToolRecord, ...],
     elapsed: float,
     started_at: float,
+    now: float,
+    clocks: Mapping[str, ClockTime],
+    bare: Sequence[Span],
+    covered: Sequence[Span],
     cause: AnyCause | None = None,
     also: AnyCause | None = None,
     late: tuple[str, ...] = (),
     result: Any = None,
 ) -> Outcome:
-    """The record of a turn that has this status."""
+    """The record of a turn that has this status.
+
+    Args:
+        status: How it ended.
+        turn: Its name.
+        state: The phase in which it ended.
+        streams: Its streams.
+        tools: Its tool calls.
+        elapsed: Seconds since its start.
+        started_at: Its start, in seconds since the epoch.
+        now: Now, on its clock.
+        clocks: What its own clocks measured.
+        bare: When none of those ran.
+        covered: When tools ran that have a limit.
+        cause: Why it ended early.
+        also: What else there was.
+        late: What arrived after settlement.
+        result: What the body returned.
+    """
     done = status is Status.COMPLETED
     text = text_of(streams)
     return Outcome(
@@ -58,6 +82,10 @@ def outcome_of(
         tools=tools,
         elapsed=elapsed,
         started_at=started_at,
+        attempts=attempts_of(streams),
+        last_progress=progress_of(streams, now),
+        clocks=times_of(streams, clocks),
+        uncovered=uncovered_of(streams, bare, covered),
         late=late,
         result=result if done else None,
     )

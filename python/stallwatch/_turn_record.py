@@ -6,6 +6,7 @@ from asyncio import CancelledError
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
+from stallwatch._clock_times import ClockTime
 from stallwatch._events import LateResult, Unresponsive
 from stallwatch._outcome import Outcome, Status
 from stallwatch._recording import Recording, reserve
@@ -15,7 +16,9 @@ from stallwatch._turn_spans import TurnSpans
 if TYPE_CHECKING:
     from asyncio import Future
 
+    from stallwatch._clock_times import Span
     from stallwatch._limits import Limits
+    from stallwatch._phase_clock import PhaseClock
     from stallwatch._phase_state import PhaseState
     from stallwatch._sink import EventSink
     from stallwatch._store import OutcomeStore
@@ -52,6 +55,7 @@ class TurnRecord(TurnSpans):
         self._given_up = False
         self._late: list[str] = []
         self._budget: TurnBudget | None = None
+        self._clock: PhaseClock | None = None
         self._started_at = 0.0
         super().__init__(limits, name, sink)
 
@@ -90,6 +94,18 @@ class TurnRecord(TurnSpans):
             )
         return cancelled
 
+    def _times(self) -> dict[str, ClockTime]:
+        """What the turn's own clocks measured."""
+        if self._clock is None or self._budget is None:
+            return {}
+        budget = ClockTime(self._budget.limit, self._budget.elapsed())
+        return {**self._clock.times(), "turn_budget": budget}
+
+    def _bare(self) -> list[Span]:
+        """When none of them ran that would have ended a silence."""
+        bounded = self._budget is not None and self._budget.limit is not None
+        return [] if bounded or self._clock is None else self._clock.bare()
+
     def _record(self, status: Status, state: PhaseState, **more: Any) -> Outcome:
         return outcome_of(
             status,
@@ -99,6 +115,10 @@ class TurnRecord(TurnSpans):
             tools=self._tools.records,
             elapsed=0.0 if self._budget is None else self._budget.elapsed(),
             started_at=self._started_at,
+            now=self._now(),
+            clocks=self._times(),
+            bare=self._bare(),
+            covered=self._tools.covered,
             **more,
         )
 
