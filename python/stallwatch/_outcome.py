@@ -62,7 +62,7 @@ class Outcome:
         attempts: How many streams were begun; with `retry_turn`, in all attempts.
         last_progress: Seconds from the last progress of a stream to settlement; None if none came.
         clocks: The longest run of each clock that there was, and its limit, by its name in
-            `Limits`: `clocks["stream_idle"].elapsed`. Idle time is that of phases that count as idle.
+            `Limits`: `clocks["stream_idle"].elapsed`. Idle is what phases are that count as such.
         uncovered: Seconds in which no clock ran that would have ended a silence: in phases that do
             not count as idle, outside of streams and of tools with a limit, without a budget.
         late: What arrived after settlement, as text.
