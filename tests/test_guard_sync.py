@@ -5,6 +5,7 @@ import gc
 import logging
 import queue
 import threading
+import time
 import weakref
 from datetime import timedelta
 from typing import Any
@@ -828,8 +829,8 @@ def test_an_on_event_that_raises_stops_nothing(stage, caplog):
 
 
 @pytest.mark.slow
-def test_events_come_on_the_watchers_thread():
-    """In real time events of the clocks come on the dispatcher; one that ends it ends no clock."""
+def test_a_callable_that_ends_its_thread_ends_no_clock():
+    """It is called on a thread for callables, so the watcher's thread goes on."""
     # Headroom: the consumer comes back at all.
     threads: list[tuple[str, str]] = []
 
@@ -852,8 +853,37 @@ def test_events_come_on_the_watchers_thread():
     assert type(seen.error) is StreamIdleError
     names = [pair for pair in threads if pair[0] != "observer_stalled"]
     assert [name for name, _ in names] == ["first_chunk", "stream_slow", "stream_stalled"]
-    assert names[0][1] == consumer.thread.name
-    assert {thread for _, thread in names[1:]} == {"stallwatch-dispatch"}
+    assert {thread for _, thread in names} == {"stallwatch events"}
+
+
+@pytest.mark.slow
+def test_a_callable_that_blocks_holds_up_no_other_stream():
+    """While one hangs at its first warning, its own stream and others are cut on time.
+
+    Limits 0.4 s; headroom 2 s, and the callable blocks for 20.
+    """
+    let_go, started = threading.Event(), time.monotonic()
+
+    def hang(event: Any) -> None:
+        if event.event == "stream_slow":
+            let_go.wait(20)
+
+    def source(released: threading.Event):
+        yield "a"
+        released.wait(30)
+        raise Released
+
+    gates = [threading.Event() for _ in range(3)]
+    consumers = [
+        Background(guard_sync(source(gate), idle=0.4, abort=gate.set, on_event=hang))
+        for gate in gates
+    ]
+    seen = [consumer.result() for consumer in consumers]
+    took = time.monotonic() - started
+    let_go.set()
+
+    assert [type(one.error) for one in seen] == [StreamIdleError] * 3
+    assert took < 2.4
 
 
 # --- many, and after ---

@@ -41,8 +41,8 @@ LAYERS = (
     "_outcome _allowance _chunks _chunks_kinds _chunks_messages _chunks_read _chunks_sse _text "
     "_retry _verdict _tracker wheel _bridge _dispatch _timeline _tool_record _failure "
     "_child_options _child_outcome",
-    "_limits _clock_times _phases _events _causes _seconds _sink _plain _phase_state _stream_stats "
-    "_owner _suggestion",
+    "_limits _clock_times _phases _events _causes _seconds _hearing _sink _plain _phase_state "
+    "_stream_stats _owner _suggestion",
     "_stallwatch",
 )
 LEVEL = {name: level for level, names in enumerate(LAYERS) for name in names.split()}

@@ -1125,20 +1125,52 @@ async def test_the_wall_clock_does_not_matter(
 
 
 @pytest.mark.slow
-def test_a_soft_callable_that_blocks_past_hard_does_not_prevent_it() -> None:
-    """W2: hard idle is decided on time meanwhile, and carried out once the loop is back.
+@pytest.mark.parametrize("what", ["soft", "hard", "everything"])
+def test_a_callable_that_blocks_past_hard_does_not_prevent_it(what: str) -> None:
+    """W2: a callable that sleeps at the soft or hard event, or at all, does not hold up the cancel.
+
+    Soft 0.2 s, hard 1 s, blocked for 20 s; headroom 1.5 s, of which a hard event takes 0.25.
+    """
+    record, let_go = Recorder(), threading.Event()
+    kinds = {"soft": SoftIdle, "hard": HardIdle, "everything": object}
+
+    def hear(event: Any) -> None:
+        if isinstance(event, kinds[what]):
+            let_go.wait(20)
+
+    async def main() -> float:
+        started = time.monotonic()
+        with pytest.raises(HardIdleError):
+            limits = Limits(soft_idle=0.2, hard_idle=1)
+            await watched(PhaseTracker(), limits, on_event=[hear, record])
+        return time.monotonic() - started
+
+    took = run(main)
+    let_go.set()
+    assert 1 <= took < 2.5
+    names = [name for name in record.names if name not in ("phase_changed", "observer_stalled")]
+    assert names == ["soft_idle", "hard_idle"]
+
+
+@pytest.mark.slow
+def test_a_loop_that_is_blocked_past_hard_is_told_when_it_is_back() -> None:
+    """Hard idle is decided on time meanwhile, and carried out once the loop is back.
 
     Soft 0.2 s, hard 0.5 s, blocked for 1 s; headroom 1 s.
     """
     record = Recorder()
     decided: list[float] = []
 
+    def block(loop: asyncio.AbstractEventLoop) -> None:
+        before = sum(wheel_stats().decided.buckets)
+        time.sleep(0.7)
+        decided.append(sum(wheel_stats().decided.buckets) - before)
+        time.sleep(0.3)
+
     def hear(event: Any) -> None:
         if isinstance(event, SoftIdle):
-            before = sum(wheel_stats().decided.buckets)
-            time.sleep(0.7)
-            decided.append(sum(wheel_stats().decided.buckets) - before)
-            time.sleep(0.3)
+            loop = asyncio.get_running_loop()
+            loop.call_soon(block, loop)
 
     async def main() -> float:
         started = time.monotonic()

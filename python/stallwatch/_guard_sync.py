@@ -60,8 +60,8 @@ def guard_sync(
             an object to find a socket in. By default the stream itself is looked through: files
             of sockets, responses of requests, urllib3 and http.client, streams of SDKs. A generator
             hides what it reads: `guard_sync(response.iter_lines(), abort=response)`.
-        on_event: A callable, or a list of them, for the events. Those of clocks come on the
-            watcher's thread, which serves all blocking streams: it must not be held up.
+        on_event: A callable, or a list of them, for the events. One that blocks holds up neither
+            the watcher's thread, which serves all blocking streams, nor the other callables.
         name: Shown in events and causes.
         observe_only: As of `guard`: reports, and releases nothing.
 

@@ -5,6 +5,7 @@ from dataclasses import replace
 from typing import Any, Final
 
 from stallwatch._events import Event
+from stallwatch._hearing import heard, name_of
 
 __all__ = ["EventSink", "OnEvent"]
 
@@ -14,9 +15,10 @@ OnEvent = Callable[[Any], object] | Iterable[Callable[[Any], object]] | None
 class EventSink:
     """Hands each event to every callable; without any, loud events go to the `stallwatch` logger.
 
-    A callable that raises is logged, and stops neither the others nor the clock that reported. A
-    sink inside a turn has the turn's sink as its `parent`: both get the event, and the log only
-    stands in if neither has a callable. A sink is itself a callable.
+    A callable that raises is logged, and stops neither the others nor the clock that reported; one
+    that blocks is left behind, with what it has still to hear: see `_hearing`. A sink inside a turn
+    has the turn's sink as its `parent`: both get the event, and the log only stands in if neither
+    has a callable. A sink is itself a callable.
 
     Args:
         on_event: A callable, an iterable of them, or None.
@@ -82,33 +84,29 @@ class EventSink:
 
     def _deliver(self, event: Event) -> BaseException | None:
         fatal: BaseException | None = None
-        for one in (*self._taps, *self._callables):
+        for tap in self._taps:
             try:
-                one(event)
-            except (KeyboardInterrupt, SystemExit) as error:
-                fatal = fatal or error
-            except BaseException:  # a CancelledError of a callable is no cancel of the turn
-                _logger().exception("on_event %s raised on %s", _name(one), event.event)
+                tap(event)
+            except Exception:
+                _logger().exception("%s raised on %s", name_of(tap), event.event)
+        for one in self._callables:
+            fatal = heard(one, event) or fatal
         if self._parent is not None:
             fatal = self._parent._deliver(self._parent._named(event)) or fatal
         return fatal
 
 
-def _check(one: object) -> None:
+def _check(one: Any) -> None:
     if not callable(one):
         raise TypeError(f"on_event takes callables, not {type(one).__name__}")
     # A coroutine function would return a coroutine that nobody awaits: an event lost in silence.
     code = getattr(getattr(one, "func", one), "__code__", None)
     if code is not None and code.co_flags & _CO_ASYNC:
-        raise TypeError(f"on_event takes plain functions: {_name(one)} is asynchronous")
+        raise TypeError(f"on_event takes plain functions: {name_of(one)} is asynchronous")
 
 
 # inspect.CO_COROUTINE | inspect.CO_ASYNC_GENERATOR, without importing inspect.
 _CO_ASYNC: Final = 0x80 | 0x200
-
-
-def _name(one: object) -> str:
-    return getattr(one, "__qualname__", None) or type(one).__qualname__
 
 
 def _line(event: Event) -> str:
